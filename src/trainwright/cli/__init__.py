@@ -1,0 +1,50 @@
+"""The `trainwright` command: one file a command, whose own imports wait until it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from trainwright import __version__
+from trainwright.cli.train import train, with_resume_value
+from trainwright.errors import ExitCode, UserError
+
+app = typer.Typer(
+    name="trainwright",
+    help="Tell it your model, your data and the GPUs you can get; it plans, launches, keeps running and explains.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; errors for the user go to stderr, with the exit code that says what kind they are."""
+    try:
+        app(args=with_resume_value(sys.argv[1:]))
+    except UserError as error:
+        print(error.render(), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader has gone (`| head`): nothing is wrong, and there is nowhere left to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.DONE)

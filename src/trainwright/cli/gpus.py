@@ -1,0 +1,80 @@
+"""`trainwright gpus`: what devices there are, what they can do, and who is using them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trainwright.hardware.inventory import Device, Inventory
+
+# The hardware room is imported inside the command: pydantic and NVML would slow `trainwright --help`.
+
+_WHICH = re.compile(r"^(\s*(\d+|GPU-[\w-]+|MIG-[\w/-]+)\s*,?)+$")
+
+
+def gpus(
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="SPEC",
+            help="Some of this machine's (0,1, UUIDs, MIG ids), or others written down (a100-80gb:2,v100-32gb:2).",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the GPUs with memory, precision, links and users; without one, what trains instead."""
+    from trainwright.hardware.prints import device_table, host_lines, mixed_gpus_block
+
+    inventory = _inventory(spec)
+    if as_json:
+        typer.echo(json.dumps(_document(inventory), indent=2, ensure_ascii=False))
+        return
+    for line in (*device_table(inventory), "", *host_lines(inventory)):
+        typer.echo(line)
+    for note in inventory.notes:
+        typer.echo(f"note: {note}")
+    mixed = mixed_gpus_block(inventory.usable)
+    for line in mixed and ["", *mixed]:
+        typer.echo(line)
+
+
+def _inventory(spec: str | None) -> Inventory:
+    import dataclasses
+
+    from trainwright.hardware.inventory import parse_inventory
+    from trainwright.hardware.local import local_inventory, select_devices
+
+    if spec is None or spec == "auto":
+        return local_inventory()
+    if not _WHICH.match(spec):
+        return parse_inventory(spec)
+    inventory = local_inventory()
+    return dataclasses.replace(inventory, devices=select_devices(inventory, spec))
+
+
+def _document(inventory: Inventory) -> dict[str, Any]:
+    plain = inventory.to_json()
+    for record, device in zip(plain["devices"], inventory.devices, strict=True):
+        record["precision"] = _precision(device)
+        record["catalog"] = _catalog_figures(device)
+    return {"schema_version": 1, **plain}
+
+
+def _precision(device: Device) -> dict[str, str]:
+    from trainwright.hardware.precision import choose_precision
+
+    choice = choose_precision(device)
+    return {"value": choice.value, "reason": choice.reason}
+
+
+def _catalog_figures(device: Device) -> dict[str, Any] | None:
+    from trainwright.hardware.catalog import catalog, figures
+
+    if device.catalog_key is None:
+        return None
+    return {name: figure.model_dump() for name, figure in figures(catalog().gpus[device.catalog_key]).items()}

@@ -1,0 +1,51 @@
+"""`trainwright train`: start, resume or find finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    job: Annotated[str, typer.Argument(help="Job file, or preset:NAME.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the job: key.path=value.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Which GPUs: a list like 0,1 (indices, UUIDs, MIG ids).")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="[PATH]", help="Go on from the newest whole checkpoint, which must exist, or from PATH."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again; the old run folder is kept aside.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write every file, print each command, run none.")] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Key whose change a resume may take, such as train.global_batch_size.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts without a new checkpoint after a rank was killed.")
+    ] = 3,
+) -> None:
+    """Train the job: the same command starts it, resumes it, or says that it is finished."""
+    from trainwright.job.loading import load_job
+    from trainwright.launch.running import TrainOptions
+    from trainwright.launch.running import train as run
+
+    options = TrainOptions(
+        gpus=gpus,
+        resume=resume,
+        fresh=fresh,
+        dry_run=dry_run,
+        allow=tuple(allow or ()),
+        max_restarts=max_restarts,
+    )
+    raise typer.Exit(run(load_job(job, overrides or ()), options))
+
+
+def with_resume_value(arguments: list[str]) -> list[str]:
+    """Return the command line with `--resume` spelled `--resume=latest` where no checkpoint folder follows it."""
+    spelled = []
+    for index, argument in enumerate(arguments):
+        follows = arguments[index + 1] if index + 1 < len(arguments) else ""
+        bare = argument == "--resume" and not Path(follows or "-").is_dir()
+        spelled.append("--resume=latest" if bare else argument)
+    return spelled

@@ -1,0 +1,221 @@
+"""The Inventory: devices, host and nodes, found on this machine or only written down.
+
+A reading that should be there and is not is NOT_AVAILABLE, which prints as "not available" and is null in JSON. `None`
+says that there is nothing to read: a GPU without NVLink, a GPU that CUDA does not see, the NVML index of a CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from trainwright.errors import UserError
+from trainwright.hardware import catalog
+from trainwright.hardware.reading import GIB, NOT_AVAILABLE, NotAvailable, Reading
+
+DeviceKind: TypeAlias = Literal["cuda", "mps", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvLink:
+    """The NVLink connections of one GPU: active links, generation (1 to 5) and the NVML indices they reach."""
+
+    links: int
+    generation: Reading[int]
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mig:
+    """Which slice of which GPU a MIG instance is; `compute_slices` of the 7 that an A100 or H100 has."""
+
+    parent_index: int
+    gpu_instance: Reading[int]
+    compute_instance: Reading[int]
+    compute_slices: Reading[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process that holds memory of a GPU; user and command are not available across a container's border."""
+
+    pid: int
+    user: Reading[str]
+    command: Reading[str]
+    memory_bytes: Reading[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU, MIG instance, Apple GPU or the CPU, as it was at the moment of reading.
+
+    `index` is NVML's, the number that nvidia-smi prints (that of the parent for a MIG instance); `cuda_ordinal` is the
+    number that CUDA gives it under CUDA_VISIBLE_DEVICES in PCI order, None when CUDA does not see it.
+    `bf16_instructions` are a processor's own, as /proc/cpuinfo names them. `catalog_key` is None for an unknown model.
+    """
+
+    kind: DeviceKind
+    name: str
+    index: int | None = None
+    cuda_ordinal: int | None = None
+    node: int = 0
+    uuid: Reading[str] = NOT_AVAILABLE
+    memory_total_bytes: Reading[int] = NOT_AVAILABLE
+    memory_free_bytes: Reading[int] = NOT_AVAILABLE
+    compute_capability: Reading[tuple[int, int]] = NOT_AVAILABLE
+    pcie_generation: Reading[int] = NOT_AVAILABLE
+    pcie_width: Reading[int] = NOT_AVAILABLE
+    numa_node: Reading[int] = NOT_AVAILABLE
+    nvlink: Reading[NvLink | None] = NOT_AVAILABLE
+    mig: Mig | None = None
+    processes: Reading[tuple[Process, ...]] = NOT_AVAILABLE
+    bf16_instructions: tuple[str, ...] = ()
+    catalog_key: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether a job can be given this device: all but GPUs hidden from CUDA."""
+        return self.kind != "cuda" or self.cuda_ordinal is not None
+
+    @property
+    def label(self) -> str:
+        """Short text for lists and errors: `0 (NVIDIA A100-SXM4-80GB)`, by MIG id where the index is not enough."""
+        if self.mig is not None:
+            return f"{self.uuid} ({self.name})"
+        return self.name if self.index is None else f"{self.index} ({self.name})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Memory and cores that this process may use on one node, after cgroup limits and CPU affinity."""
+
+    memory_total_bytes: Reading[int] = NOT_AVAILABLE
+    memory_available_bytes: Reading[int] = NOT_AVAILABLE
+    cores: Reading[int] = NOT_AVAILABLE
+    numa_nodes: Reading[int] = NOT_AVAILABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """All devices of `nodes` machines, the host of each (all alike), and what a reader has to know about them.
+
+    `driver_version` and `cuda_version` (the newest that the driver supports) are None where there is no NVIDIA driver.
+    """
+
+    devices: tuple[Device, ...]
+    host: Host
+    nodes: int = 1
+    driver_version: Reading[str] | None = None
+    cuda_version: Reading[tuple[int, int]] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> tuple[Device, ...]:
+        """The devices that a job can be given, in the order of their CUDA ordinals within each node."""
+        found = [device for device in self.devices if device.usable]
+        return tuple(sorted(found, key=lambda device: (device.node, device.cuda_ordinal or 0)))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the usable devices, each once, in order; more than one is a mixed set."""
+        return tuple(dict.fromkeys(device.name for device in self.usable))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers; a reading that is not available is null."""
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+
+
+def _plain(value: object) -> Any:
+    match value:
+        case NotAvailable():
+            return None
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+_PART: Final = re.compile(r"^(?P<model>[^:=]+)(?::(?P<count>\d+)(?:x(?P<nodes>\d+))?)?$")
+_HOST: Final = re.compile(r"^host=(?P<gib>\d+(?:\.\d+)?)\s*gi?b?$", re.IGNORECASE)
+
+
+def parse_inventory(text: str) -> Inventory:
+    """An Inventory that is only written down: `a100-80gb:2,v100-32gb:2` is one node, `h100:8x4` is 8 on each of 4 nodes.
+
+    `host=16gib` adds the host memory of each node. Parts without `xN` share the first node; those with it are nodes of
+    their own. Raises UserError with all the parts that cannot be read.
+    """
+    problems: list[str] = []
+    hints: list[str] = []
+    host = Host()
+    first_node: list[tuple[catalog.Gpu, int | None]] = []
+    more_nodes: list[list[tuple[catalog.Gpu, int | None]]] = []
+    for part in (part.strip() for part in text.split(",")):
+        if (memory := _HOST.match(part)) is not None:
+            size = int(float(memory["gib"]) * GIB)
+            host = Host(memory_total_bytes=size)
+            continue
+        match = _PART.match(part)
+        count = int(match["count"] or 1) if match is not None else 0
+        nodes = int(match["nodes"] or 1) if match is not None else 0
+        if match is None or not count or not nodes:
+            problems.append(f"`{part}`: write `model`, `model:count`, `model:countxnodes` or `host=16gib`")
+            continue
+        try:
+            model = _find_sized(match["model"].strip())
+        except UserError as error:
+            problems.append(error.message)
+            hints += error.hints
+            continue
+        if match["nodes"] is None:
+            first_node += [model] * count
+        else:
+            more_nodes += [[model] * count] * nodes
+    node_models = [node for node in [first_node, *more_nodes] if node]
+    if problems or not node_models:
+        raise UserError(f"cannot read the inventory `{text}`", problems=problems or ["no GPU is named"], hints=hints)
+    devices = [device for number, models in enumerate(node_models) for device in _written_node(number, models)]
+    note = "this inventory is only written down: free memory, links in use and host are what is assumed or not known"
+    return Inventory(devices=tuple(devices), host=host, nodes=len(node_models), notes=(note,))
+
+
+def _find_sized(text: str) -> tuple[catalog.Gpu, int | None]:
+    """A model and, for one that shares the host's memory (`m2-max-64gb`), the size of that memory in bytes."""
+    sized = catalog.split_size(text)
+    if sized is not None:
+        gpu = catalog.catalog().gpus.get(sized[0])
+        if gpu is not None and sized[1] in gpu.memory_options_gib:
+            return gpu, sized[1] * GIB
+    gpu = catalog.find(text)
+    return gpu, gpu.total_bytes
+
+
+def _written_node(node: int, models: list[tuple[catalog.Gpu, int | None]]) -> list[Device]:
+    return [_written_device(node, number, models) for number in range(len(models))]
+
+
+def _written_device(node: int, number: int, models: list[tuple[catalog.Gpu, int | None]]) -> Device:
+    gpu, total_bytes = models[number]
+    peers = tuple(other for other, (model, _) in enumerate(models) if model.key == gpu.key and other != number)
+    wired = gpu.nvlink is not None and gpu.nvlink.form == "board" and bool(peers)
+    return Device(
+        kind=gpu.kind,
+        name=gpu.name,
+        index=number,
+        cuda_ordinal=number if gpu.kind == "cuda" else None,
+        node=node,
+        memory_total_bytes=NOT_AVAILABLE if total_bytes is None else total_bytes,
+        compute_capability=gpu.compute_capability or NOT_AVAILABLE,
+        pcie_generation=gpu.pcie_generation or NOT_AVAILABLE,
+        pcie_width=gpu.pcie_width or NOT_AVAILABLE,
+        nvlink=(
+            NvLink(links=gpu.nvlink.links, generation=gpu.nvlink.generation, peers=peers)
+            if gpu.nvlink is not None and wired
+            else None
+        ),
+        catalog_key=gpu.key,
+    )

@@ -1,0 +1,1 @@
+"""The Job: its schema, the reading of job files, overrides and presets."""

@@ -1,0 +1,122 @@
+"""Names that other trainers use, and what they are called here; they are explained, never taken silently.
+
+Sources: transformers `TrainingArguments` of versions 4 and 5 (MIGRATION_GUIDE_V5.md), peft `LoraConfig`, trl
+`SFTConfig`, and the names that axolotl and LLaMA-Factory files use.
+"""
+
+from __future__ import annotations
+
+_EVERY = "with a unit, such as `200 steps` or `1 epoch`"
+_PRECISION = "it is `resources.precision` here: `auto`, `bf16`, `fp16` or `fp32`"
+_GPUS = "it is `resources.gpus` here: a number, or a list such as `[0, 1]`"
+_STRATEGY = "it is `resources.strategy` here, and the files it needs are written for you"
+
+EXPLANATIONS = {
+    # Batch
+    "per_device_train_batch_size": "it is `train.micro_batch_size` here",
+    "per_gpu_train_batch_size": "it is `train.micro_batch_size` here",
+    "train_micro_batch_size_per_gpu": "it is `train.micro_batch_size` here",
+    "batch_size_per_gpu": "it is `train.micro_batch_size` here",
+    "per_device_batch_size": "it is `train.micro_batch_size` here",
+    "batch_size": "it is `train.global_batch_size` here (all GPUs, one step) or `train.micro_batch_size` (one GPU)",
+    "train_batch_size": "it is `train.global_batch_size` here (all GPUs, one step)",
+    "per_device_eval_batch_size": "it is `eval.batch_size` here",
+    "per_gpu_eval_batch_size": "it is `eval.batch_size` here",
+    "gradient_accumulation": "it is `train.gradient_accumulation_steps` here",
+    "auto_find_batch_size": "it is `train.micro_batch_size: auto` here",
+    # Schedule
+    "epochs": "it is `train.num_train_epochs` here",
+    "num_epochs": "it is `train.num_train_epochs` here",
+    "max_epochs": "it is `train.num_train_epochs` here",
+    "lr": "it is `train.learning_rate` here",
+    "learn_rate": "it is `train.learning_rate` here",
+    "lr_scheduler": "it is `train.lr_scheduler_type` here",
+    "scheduler": "it is `train.lr_scheduler_type` here",
+    "warmup_ratio": "it is `train.warmup_steps` here; a value below 1 is a share of the whole run",
+    "lr_warmup_steps": "it is `train.warmup_steps` here",
+    "optimizer": "it is `train.optim` here",
+    "adafactor": "it is `train.optim: adafactor` here",
+    "gradient_clipping": "it is `train.max_grad_norm` here",
+    "data_seed": "it is `train.seed` here, for data order and weights alike",
+    "dataloader_drop_last": "it is `train.drop_last` here",
+    "use_gradient_checkpointing": "it is `train.gradient_checkpointing` here",
+    # Data
+    "max_seq_length": "it is `data.max_length` here",
+    "max_seq_len": "it is `data.max_length` here",
+    "sequence_len": "it is `data.max_length` here",
+    "cutoff_len": "it is `data.max_length` here",
+    "block_size": "it is `data.max_length` here",
+    "dataset": "it is `data.path` here",
+    "datasets": "it is `data.path` here",
+    "dataset_name": "it is `data.path` here",
+    "train_file": "it is `data.path` here",
+    "data_path": "it is `data.path` here",
+    "validation_file": "it is `data.eval_path` here",
+    "val_set_size": "it is `data.eval_split` here, as a share",
+    "dataset_text_field": "it is `data.columns` here: `{text: NAME}`",
+    "train_on_inputs": "it is `data.loss_on: all` here",
+    "completion_only_loss": "it is `data.loss_on: response` here, the default",
+    "max_train_samples": "it is `data.limit` here",
+    "max_eval_samples": "it is `eval.limit` here",
+    "eval_samples": "it is `eval.limit` here",
+    "sample_packing": "it is `data.packing` here",
+    "dataloader_num_workers": "there is no such key: tokenized data are read from a memory-mapped cache",
+    "num_workers": "there is no such key: tokenized data are read from a memory-mapped cache",
+    "dataloader_pin_memory": "there is no such key: it follows from the device",
+    # Model and adapters
+    "model_name_or_path": "it is `model.name` here",
+    "base_model": "it is `model.name` here",
+    "model_name": "it is `model.name` here",
+    "tokenizer_name": "it is `model.tokenizer` here",
+    "model_revision": "it is `model.revision` here",
+    "torch_dtype": _PRECISION,
+    "dtype": _PRECISION,
+    "lora": "it is `method` here: `{type: lora, r: 16, alpha: 32}`",
+    "peft": "it is `method` here: `{type: lora, r: 16, alpha: 32}`",
+    "lora_r": "it is `method.r` here",
+    "lora_rank": "it is `method.r` here",
+    "rank": "it is `method.r` here",
+    "lora_alpha": "it is `method.alpha` here",
+    "lora_dropout": "it is `method.dropout` here",
+    "target_modules": "it is `method.targets` here",
+    "lora_target": "it is `method.targets` here",
+    "lora_target_modules": "it is `method.targets` here",
+    "lora_model_dir": "it is `method.adapter` here",
+    "load_in_4bit": "it is `method.type: qlora` here",
+    "finetuning_type": "it is `method.type` here",
+    "trust_remote_code": "there is no such key: code from the hub is never run",
+    # Saving and evaluation
+    "save_steps": f"it is `checkpoint.every` here, {_EVERY}",
+    "save_strategy": f"it is `checkpoint.every` here, {_EVERY}",
+    "checkpointing_steps": f"it is `checkpoint.every` here, {_EVERY}",
+    "save_total_limit": "it is `checkpoint.keep` here",
+    "keep_last_n": "it is `checkpoint.keep` here",
+    "load_best_model_at_end": "there is no such key: the best checkpoint is always kept and named",
+    "resume_from_checkpoint": "there is no such key: use the flag `trainwright train JOB --resume PATH`",
+    "overwrite_output_dir": "there is no such key: use the flag `trainwright train JOB --fresh`",
+    "eval_steps": f"it is `eval.every` here, {_EVERY}",
+    "eval_strategy": f"it is `eval.every` here, {_EVERY}",
+    "evaluation_strategy": f"it is `eval.every` here, {_EVERY}",
+    # Machine
+    "fp16": _PRECISION,
+    "bf16": _PRECISION,
+    "mixed_precision": _PRECISION,
+    "gpu_ids": _GPUS,
+    "num_gpus": _GPUS,
+    "cuda_visible_devices": _GPUS,
+    "num_processes": "it is `resources.ranks` here",
+    "no_cuda": "it is `resources.device: cpu` here",
+    "use_cpu": "it is `resources.device: cpu` here",
+    "deepspeed": _STRATEGY,
+    "fsdp": _STRATEGY,
+    "fsdp_config": _STRATEGY,
+    "ddp_backend": "there is no such key: NCCL on CUDA, gloo on the CPU",
+    # Tracking
+    "run_name": "it is `name` here",
+    "report_to": "it is `tracking` here, a list such as `[tensorboard]`",
+    "logging_dir": "there is no such key: TensorBoard events go to `logs/` of the run folder",
+    "wandb_project": "there is no such key: set WANDB_PROJECT in the environment",
+    "hub_token": "there is no such key: set HF_TOKEN in the environment",
+    "push_to_hub": "there is no such key: use `hf upload` on the `final_model` folder",
+}
+"""What to say of a key that is unknown here and known elsewhere."""

@@ -1,0 +1,300 @@
+"""The Job: what a user wants, whatever the hardware.
+
+Names follow Hugging Face's `TrainingArguments` and peft's `LoraConfig` where they exist. `auto` marks a value that
+the plan chooses and gives a reason for. Values are strict: `true` is not 1, `3.0` is not 3 and `"3"` is no number.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StrictInt,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+Auto = Literal["auto"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+PositiveInt = Annotated[StrictInt, Field(gt=0)]
+NonNegativeInt = Annotated[StrictInt, Field(ge=0)]
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_INTERVAL = re.compile(r"^(\d{1,9}(?:\.\d{1,9})?) +(epochs?|steps?)$", re.ASCII)
+_TASK = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+BUILT_IN_TASKS = ("causal-lm", "seq2seq")
+PLANNED_TASKS = ("framer-lora", "ct-clip", "speech-lora")
+"""Tasks that presets name and this version cannot run yet; `train` says so."""
+
+
+class Section(BaseModel):
+    """A part of the job; unknown keys are refused, values never change after reading."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Interval(Section):
+    """How often something happens: a number of epochs (fractions allowed) or of optimizer steps."""
+
+    value: float
+    unit: Literal["epoch", "step"]
+
+    @staticmethod
+    def parse(text: object) -> object:
+        """Read `1 epoch`, `0.5 epochs` or `200 steps`; anything else is a ValueError that shows the three forms."""
+        if isinstance(text, Interval):
+            return text
+        match = _INTERVAL.match(text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError("write an interval as `1 epoch`, `0.5 epochs` or `200 steps`")
+        value = float(match[1])
+        unit: Literal["epoch", "step"] = "epoch" if match[2].startswith("epoch") else "step"
+        if value <= 0 or (unit == "step" and value != int(value)):
+            raise ValueError("an interval is a positive number of epochs or a positive whole number of steps")
+        return Interval(value=value, unit=unit)
+
+    def __str__(self) -> str:
+        plural = "" if self.value == 1 else "s"
+        return f"{self.value:g} {self.unit}{plural}"
+
+
+Every = Annotated[
+    Interval,
+    BeforeValidator(Interval.parse),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {"type": "string", "pattern": _INTERVAL.pattern, "examples": ["1 epoch", "0.5 epochs", "200 steps"]}
+    ),
+]
+
+
+class FromScratch(Section):
+    """A model built from dimensions alone, with random weights."""
+
+    architecture: str
+    """Model type as in a Hugging Face `config.json`: `llama`, `qwen2`, `gpt2`, `t5`, ..."""
+    dimensions: dict[str, StrictInt | float | bool | str | None] = Field(default_factory=dict)
+    """Fields of that architecture's config, such as `hidden_size`; the vocabulary size follows the tokenizer."""
+
+
+class TrainTokenizer(Section):
+    """A byte-level BPE tokenizer trained on the training data."""
+
+    vocab_size: Annotated[StrictInt, Field(ge=300)] = 8192
+    """Size of the vocabulary, special tokens included; at least 300 (256 bytes and the special tokens)."""
+
+
+class ModelSection(Section):
+    """Which model to train: a hub name, a local folder, or one made from scratch."""
+
+    name: str | None = None
+    """Hub name (`Qwen/Qwen2.5-0.5B`) or a local folder in the Hugging Face format; weights must be safetensors."""
+    revision: str | None = None
+    """Hub revision; a 40-digit commit pins the weights."""
+    from_scratch: FromScratch | None = None
+    """Architecture and dimensions of a new model; give this or `name`."""
+    tokenizer: str | TrainTokenizer | None = None
+    """Tokenizer folder or hub name, or `{vocab_size: 8192}` to train one; the model's own when left out."""
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    """Attention kernel; `auto` leaves the choice to transformers."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.name is None) == (self.from_scratch is None):
+            raise ValueError("give either `name` (a hub name or a folder) or `from_scratch`, not both and not neither")
+        if self.from_scratch is not None and self.tokenizer is None:
+            raise ValueError("a model from scratch needs `tokenizer`: a folder, or `{vocab_size: 8192}` to train one")
+        return self
+
+
+class DataSection(Section):
+    """Where the examples are and how they become token sequences."""
+
+    path: str | None = None
+    """Training data: a jsonl, json, csv or parquet file, a `datasets` folder, or a hub name; presets leave it out."""
+    eval_path: str | None = None
+    """Evaluation data, in any of the same forms."""
+    eval_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training data set aside for evaluation, chosen by `train.seed`; 0 for none."""
+    split: str = "train"
+    """Split to take from a hub data set."""
+    columns: dict[Literal["prompt", "response", "text", "messages"], str] = Field(default_factory=dict)
+    """Which column holds what; found by name when left out."""
+    loss_on: Literal["response", "all"] = "response"
+    """Which tokens are learned: the answers only, or every token; plain text is always learned whole."""
+    max_length: PositiveInt = 1024
+    """Longest sequence in tokens; for `seq2seq`, of the prompt and of the response each."""
+    too_long: Literal["truncate", "drop", "error"] = "truncate"
+    """What happens to a longer example; what was done is counted and printed."""
+    packing: bool = False
+    """Fill sequences with several examples, kept apart by position ids and attention."""
+    limit: PositiveInt | None = None
+    """Use only the first N examples."""
+    cache_dir: str | None = None
+    """Folder of the tokenized data; `~/.cache/trainwright` when left out."""
+
+
+class MethodSection(Section):
+    """What is trained: all weights, or adapters beside frozen ones."""
+
+    type: Literal["full", "lora", "qlora"] = "full"
+    """`full` trains the weights themselves, `lora` low-rank adapters, `qlora` adapters on a 4-bit nf4 base."""
+    freeze: list[str] = Field(default_factory=list)
+    """Patterns of parameter names that stay as they are (`shared.*`, `encoder.*`); with `full` only."""
+    r: PositiveInt = 16
+    """Rank of the adapters."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale of the adapters; the update is multiplied by alpha / r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapters."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Modules that get an adapter: `all-linear`, or names such as `[q_proj, v_proj]`."""
+    adapter: str | None = None
+    """Folder or hub name of an adapter to go on from, instead of a new one."""
+    merge: bool = False
+    """Also write the model with the adapters merged in, as `final_model/merged`."""
+
+    @model_validator(mode="after")
+    def _freeze_is_for_full(self) -> MethodSection:
+        if self.freeze and self.type != "full":
+            raise ValueError(f"`freeze` has no effect with `{self.type}`: the base is frozen already; remove it")
+        return self
+
+
+class TrainSection(Section):
+    """The schedule: what is learned from, how often and how fast, whatever the hardware."""
+
+    global_batch_size: PositiveInt = 32
+    """Examples in one optimizer step, over all GPUs; kept whatever the hardware."""
+    micro_batch_size: PositiveInt | Auto = "auto"
+    """Examples in one forward pass on one GPU."""
+    gradient_accumulation_steps: PositiveInt | Auto = "auto"
+    """Forward passes in one optimizer step; follows from the two others and the number of GPUs."""
+    num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
+    """Passes over the data; fractions allowed."""
+    max_steps: PositiveInt | None = None
+    """Optimizer steps; wins over `num_train_epochs`."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    """Peak learning rate."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Scale the learning rate with global_batch_size / lr_scaling_base; advice is printed either way."""
+    lr_scaling_base: PositiveInt | None = None
+    """Global batch for which `learning_rate` was chosen; needed by `lr_scaling`."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "one_cycle"] = "linear"
+    """Shape of the learning rate after the warm-up."""
+    warmup_steps: Annotated[float, Field(ge=0)] = 0.0
+    """Optimizer steps of warm-up; below 1 a share of the whole run."""
+    min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Where `linear` and `cosine` end, as a share of the peak."""
+    one_cycle_div_factor: Annotated[float, Field(gt=1)] = 25.0
+    """`one_cycle` starts at learning_rate and rises to this multiple of it."""
+    optim: Literal["adamw", "adamw_8bit", "adafactor"] = "adamw"
+    """Optimizer; `adamw` is torch's fused one, `adamw_8bit` is bitsandbytes' (CUDA)."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay; not applied to biases and norms."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the second moment."""
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Gradient norm to clip to; 0 clips nothing."""
+    seed: NonNegativeInt = 42
+    """Fixes data order, initial weights and dropout."""
+    gradient_checkpointing: bool | Auto = "auto"
+    """Recompute activations in the backward pass to save memory."""
+    drop_last: bool = False
+    """Leave out the last, smaller batch of each epoch (steps = floor), or train on it too (steps = ceil)."""
+    logging_steps: PositiveInt = 1
+    """Print a step line every N optimizer steps; every step is recorded in metrics.jsonl."""
+
+    @model_validator(mode="after")
+    def _scaling_has_a_base(self) -> TrainSection:
+        if self.lr_scaling != "none" and self.lr_scaling_base is None:
+            raise ValueError(
+                "`lr_scaling` needs `lr_scaling_base`, the global batch for which learning_rate was chosen"
+            )
+        return self
+
+
+class EvalSection(Section):
+    """Evaluation on held-out data while training."""
+
+    every: Every = Field(default=Interval(value=1, unit="epoch"), json_schema_extra={"default": "1 epoch"})
+    """`1 epoch`, `0.5 epochs` or `200 steps`."""
+    batch_size: PositiveInt | Auto = "auto"
+    """Examples in one evaluation pass on one GPU; 3 x micro-batch when auto, as no gradients are kept."""
+    limit: PositiveInt | None = None
+    """Evaluate on the first N held-out examples only."""
+
+
+class CheckpointSection(Section):
+    """When the run is saved and what is kept."""
+
+    every: Every = Field(default=Interval(value=1, unit="epoch"), json_schema_extra={"default": "1 epoch"})
+    """`1 epoch`, `0.5 epochs` or `200 steps`."""
+    keep: PositiveInt = 3
+    """Newest checkpoints to keep; the best one is kept besides."""
+
+
+class ResourcesSection(Section):
+    """What to run on; everything is found and chosen when left at auto."""
+
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """Kind of device."""
+    gpus: PositiveInt | list[StrictInt | str] | Auto = "auto"
+    """How many GPUs, or which: indices, UUIDs or MIG ids."""
+    ranks: PositiveInt | Auto = "auto"
+    """Processes; one a GPU, and on the CPU as many as asked for (1 when auto)."""
+    strategy: Literal["auto", "single", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
+    """How the ranks share the work."""
+    offload: Literal["none", "optimizer", "optimizer+parameters"] = "none"
+    """What ZeRO keeps in host memory."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Arithmetic of the forward and backward pass; weights that are trained are kept in fp32."""
+    host_memory_free_gib: Annotated[float, Field(ge=0)] = 2.0
+    """Host memory that stays free."""
+
+
+class Job(Section):
+    """What to learn, from what, how; one YAML file or a preset, plus overrides."""
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """Name of the run: the folder `<output_dir>/<name>`."""
+    description: str = ""
+    """One line for people."""
+    output_dir: str = "outputs"
+    """Folder that holds the run folders."""
+    model: ModelSection
+    task: str = "causal-lm"
+    """`causal-lm`, `seq2seq`, or `module:Class` of your own."""
+    task_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a task of your own."""
+    data: DataSection = DataSection()
+    method: MethodSection = MethodSection()
+    train: TrainSection = TrainSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    resources: ResourcesSection = ResourcesSection()
+    tracking: list[Tracker] = Field(default=["tensorboard"])
+    """Where metrics go besides metrics.jsonl; wandb and mlflow must be installed."""
+    claims: dict[str, str] = Field(default_factory=dict)
+    """What a guide claims for this job; printed beside this tool's own figures, never used."""
+
+    @field_validator("task")
+    @classmethod
+    def _task_is_known(cls, task: str) -> str:
+        if task not in BUILT_IN_TASKS + PLANNED_TASKS and not _TASK.match(task):
+            raise ValueError(f"task `{task}` is unknown: use {', '.join(BUILT_IN_TASKS)} or `module:Class`")
+        return task

@@ -1,0 +1,1 @@
+"""Starting a run on this machine, watching its ranks, and bringing it to its end."""

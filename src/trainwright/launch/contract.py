@@ -1,0 +1,137 @@
+"""What a resume promises: the fields a checkpoint was made under, against those it would be continued under."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.job.schema import Job
+from trainwright.plan.choose import Plan
+
+PACKAGES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes")
+SCHEDULE = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "min_lr_ratio",
+    "one_cycle_div_factor",
+    "num_train_epochs",
+    "max_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "drop_last",
+)
+
+
+class Level(enum.Enum):
+    """How much of the uninterrupted run a resumed one keeps, from all of it to nothing."""
+
+    EXACT = "exact: the same weights as without the interruption"
+    SAME_STEPS = "same samples and learning rate a step; sums may round differently"
+    EVERY_SAMPLE = "every sample once an epoch, learning rate by samples seen; steps are cut differently"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field that is not what the checkpoint was made under."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.before)} -> {_short(self.now)}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The level that can be promised, the fields that differ, and those that refuse it."""
+
+    level: Level
+    differences: tuple[Difference, ...]
+    refused: tuple[Difference, ...]
+
+
+def contract_of(job: Job, plan: Plan, prepared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the fields that decide what a run computes, by what a change of them means for a resume."""
+    layout, train = plan.layout, job.train
+    model = job.model.model_dump(mode="json", exclude={"attn_implementation"})
+    return {
+        "geometry": {
+            "ranks": layout.ranks,
+            "device": layout.device,
+            "strategy": layout.strategy,
+            "precision": layout.precision,
+            "offload": layout.offload,
+            "micro_batch_size": layout.micro_batch_size,
+            "gradient_accumulation_steps": layout.gradient_accumulation_steps,
+            "gradient_checkpointing": layout.gradient_checkpointing,
+            "attn_implementation": job.model.attn_implementation,
+            **{f"version of {name}": version for name in PACKAGES if (version := _version(name))},
+        },
+        "batch": {"train.global_batch_size": train.global_batch_size},
+        "schedule": {f"train.{name}": getattr(train, name) for name in SCHEDULE}
+        | {"peak learning rate": plan.learning_rate},
+        "fixed": {
+            "model": model,
+            "task": job.task,
+            "task_options": job.task_options,
+            "method": job.method.model_dump(mode="json", exclude={"merge"}),
+            "train.optim": train.optim,
+            "train.seed": train.seed,
+            "data": prepared["data_fingerprint"],
+        },
+    }
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Collection[str]) -> Verdict:
+    """Return what continuing under `now` keeps of a run made under `before`.
+
+    A change of the global batch or of the schedule needs the user's word for it (`allowed` keys); one of the data, the
+    model, the method or the optimizer is never taken.
+    """
+    differences = {group: _differences(before.get(group, {}), now[group]) for group in now}
+    schedule = [difference for difference in differences["schedule"] if difference.key != "peak learning rate"]
+    if not schedule and not differences["batch"]:
+        schedule = differences["schedule"]
+    unconsented = [d for d in schedule + differences["batch"] if d.key not in allowed]
+    by_steps = now["schedule"]["train.max_steps"] is not None
+    uncountable = [d for d in differences["batch"] if by_steps and d not in unconsented]
+    refused = differences["fixed"] + unconsented + uncountable
+    every = differences["fixed"] + differences["batch"] + schedule + differences["geometry"]
+    if refused:
+        level = Level.REFUSED
+    elif schedule or differences["batch"]:
+        level = Level.EVERY_SAMPLE
+    elif differences["geometry"]:
+        level = Level.SAME_STEPS
+    else:
+        level = Level.EXACT
+    return Verdict(level, tuple(every), tuple(refused))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    # Through JSON, as the stored side went: a tuple there is a list.
+    now = json.loads(json.dumps(now))
+    keys = [*now, *(key for key in before if key not in now)]
+    return [Difference(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,69 @@
+"""Which rank failed first and why: the cause, told apart from what it did to the others."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# What a rank says when it is another one that went away (measured on gloo; NCCL's own wording).
+COLLATERAL = re.compile(
+    r"closed by peer|reset by peer|Timed out waiting|remote process exited|Broken pipe|connectFullMesh"
+    r"|Socket Timeout|ncclRemoteError|NCCL communicator was aborted|Connection refused",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of one rank: its exit status, or the signal that killed it, and what it wrote down."""
+
+    rank: int
+    exit_code: int
+    signal_name: str | None
+    time_s: float
+    text: str
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether this rank only fell because another did."""
+        return self.signal_name == "SIGABRT" or bool(COLLATERAL.search(self.text))
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal from outside or a crash of the interpreter ended it."""
+        return self.signal_name is not None
+
+    def describe(self) -> str:
+        """Return the cause in a few lines, the rank named."""
+        if self.signal_name is not None:
+            return f"rank {self.rank} was ended by {self.signal_name}"
+        if self.text:
+            return "\n".join(f"rank {self.rank}: {line}" for line in self.text.rstrip().splitlines())
+        return f"rank {self.rank} ended with exit status {self.exit_code} and left no word"
+
+
+def read_failures(attempt_dir: Path, exit_codes: Sequence[int | None], killed: Collection[int]) -> list[Failure]:
+    """Return the failures of an attempt; ranks in `killed` fell by the launcher's own hand and do not count."""
+    failures = []
+    for rank, code in enumerate(exit_codes):
+        if code in (None, 0, 75) or rank in killed:
+            continue
+        assert code is not None
+        path = attempt_dir / f"rank_{rank}.error.json"
+        written = json.loads(path.read_text()) if path.exists() else {}
+        name = signal.Signals(-code).name if code < 0 else None
+        failures.append(Failure(rank, code, name, written.get("time_s", float("inf")), written.get("text", "")))
+    return failures
+
+
+def cause_of(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that the others follow from: not collateral before collateral, then the earliest.
+
+    A signal has no time of its own, as nothing was written down; it comes before an exception, for a rank that was
+    killed makes the others raise and not the other way round.
+    """
+    return min(failures, key=lambda failure: (failure.is_collateral, not failure.killed, failure.time_s, failure.rank))

@@ -1,0 +1,79 @@
+"""The processes of one attempt, in one kill domain: started together, watched, and gone together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COLLATERAL_GRACE_S = 3.0
+"""How long the other ranks may take to write down why they failed, before they are killed."""
+
+
+@dataclass
+class Processes:
+    """Child processes by rank; each is a session of its own, so that Ctrl+C reaches the launcher alone.
+
+    A child asks the kernel to die with its launcher (`trainwright.train.kill_domain`), so that nothing survives a
+    SIGKILL of it either.
+    """
+
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    killed: set[int] = field(default_factory=set)
+
+    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start `python -m module arguments` as the next rank, with all its output in `log`."""
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment, "TRAINWRIGHT_LAUNCHER_PID": str(os.getpid())},
+                start_new_session=True,
+            )
+        self.children.append(child)
+
+    @property
+    def running(self) -> bool:
+        """Whether any process is still there."""
+        return any(child.poll() is None for child in self.children)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any process ended otherwise than done or cleanly stopped."""
+        return any(child.poll() not in (None, 0, 75) for child in self.children)
+
+    def exit_codes(self) -> list[int | None]:
+        """Return the exit status of each rank as subprocess gives it: negative for a signal, None while it runs."""
+        return [child.poll() for child in self.children]
+
+    def ask_to_stop(self) -> None:
+        """Ask every rank to save and end at the next step boundary."""
+        for child in self.children:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End every process and all that it started, at once."""
+        for rank, child in enumerate(self.children):
+            if child.poll() is None:
+                self.killed.add(rank)
+            try:
+                os.killpg(child.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for child in self.children:
+            child.wait()
+
+    def wait_for_collateral(self) -> None:
+        """Let the surviving ranks notice a failure for a moment, then end them."""
+        deadline_s = time.monotonic() + COLLATERAL_GRACE_S
+        while self.running and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        self.kill()

@@ -1,0 +1,115 @@
+"""Where a run goes on from: decided once, before any rank starts, so that no two ranks can see it differently."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.launch.contract import Level, Verdict, compare
+from trainwright.runs.checkpoints import CorruptCheckpoint, Manifest, newest_valid, verify
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.writing import read_json
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an attempt begins: at a checkpoint, or from nothing (`path` None); `lines` say so to the user."""
+
+    path: Path | None
+    step: int
+    lines: tuple[str, ...]
+
+
+def finished_record(folder: RunFolder) -> dict[str, Any] | None:
+    """Return what the end of the run left beside the final model, None while it has not ended."""
+    path = folder.final_model_dir / "trainwright.json"
+    if not path.exists():
+        return None
+    record: dict[str, Any] = read_json(path)
+    return record
+
+
+def is_finished(folder: RunFolder, contract: Mapping[str, Any], allowed: Collection[str]) -> bool:
+    """Say whether the run has reached the end of this very job.
+
+    Raises:
+        UserError: it ended as another job; the fields that differ are named.
+    """
+    record = finished_record(folder)
+    if record is None:
+        return False
+    verdict = compare(record["contract"], contract, allowed)
+    if verdict.level is Level.REFUSED:
+        raise _refusal("the finished run", folder, verdict)
+    return verdict.level in (Level.EXACT, Level.SAME_STEPS)
+
+
+def choose_start(
+    folder: RunFolder, contract: Mapping[str, Any], *, resume: str | None, allowed: Collection[str]
+) -> Start:
+    """Return where to begin.
+
+    `resume` is None (the newest whole checkpoint if there is one), `latest` (there must be one) or a path.
+
+    Raises:
+        UserError: the contract is not met, the named checkpoint is damaged, or none of those there is whole.
+    """
+    path, manifest, lines = _checkpoint(folder, resume)
+    if path is None or manifest is None:
+        return Start(None, 0, tuple(lines))
+    verdict = compare(manifest.contract, contract, allowed)
+    if verdict.level is Level.REFUSED:
+        raise _refusal(path.name, folder, verdict)
+    seen = manifest.state["position"]["samples_seen"]
+    lines.append(f"Resuming from {path.name} (step {manifest.step:,}, {seen:,} samples seen)")
+    lines.append(f"Contract: {verdict.level.value}")
+    lines += [f"  {difference}" for difference in verdict.differences]
+    return Start(path, manifest.step, tuple(lines))
+
+
+def _checkpoint(folder: RunFolder, resume: str | None) -> tuple[Path | None, Manifest | None, list[str]]:
+    if resume is not None and resume != "latest":
+        path = Path(resume)
+        try:
+            return path, verify(path, folder.run_id), []
+        except CorruptCheckpoint as error:
+            raise UserError(
+                f"{path} cannot be resumed from: {error.reason}",
+                hints=["`--resume` without a path takes the newest whole checkpoint"],
+                exit_code=ExitCode.NO_VALID_CHECKPOINT,
+            ) from error
+    found, manifest, skipped = newest_valid(folder)
+    lines = [f"Skipped {entry.path.name}: {entry.reason}" for entry in skipped]
+    if found is None and (skipped or resume == "latest"):
+        what = "no checkpoint is whole" if skipped else "there is no checkpoint to resume from"
+        raise UserError(
+            f"{what} in {folder.path}",
+            problems=lines,
+            hints=["`--fresh` starts again from nothing; the old folder is kept under another name"],
+            exit_code=ExitCode.NO_VALID_CHECKPOINT,
+        )
+    return found, manifest, lines
+
+
+def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:
+    consentable = [d.key for d in verdict.refused if d.key.startswith("train.") and d.key not in FIXED_TRAIN_KEYS]
+    hints = []
+    if consentable and len(consentable) == len(verdict.refused):
+        hints.append("to go on all the same: " + " ".join(f"--allow {key}" for key in consentable))
+    if any(difference.key == "train.global_batch_size" for difference in verdict.refused):
+        hints.append("with train.max_steps the end would move: give train.num_train_epochs instead")
+    hints += [
+        "undo the change, or give the run another `name`",
+        "`--fresh` starts again from nothing; the old folder is kept under another name",
+    ]
+    return UserError(
+        f"{what} in {folder.path} was made by a different job",
+        problems=[str(difference) for difference in verdict.refused],
+        hints=hints,
+    )
+
+
+FIXED_TRAIN_KEYS = ("train.optim", "train.seed")

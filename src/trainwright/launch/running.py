@@ -1,0 +1,152 @@
+"""`trainwright train`: one command that starts a run, resumes it, or says that it is finished."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.local import local_inventory, select_devices
+from trainwright.job.loading import LoadedJob
+from trainwright.job.schema import Job
+from trainwright.launch.contract import contract_of
+from trainwright.launch.resume import choose_start, is_finished
+from trainwright.launch.showing import tell
+from trainwright.launch.supervision import StopAsked, run_attempts, run_prepare
+from trainwright.plan.choose import Plan, choose, deepspeed_config
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.lock import RunLock
+from trainwright.runs.writing import read_json, write_json_atomic
+
+DEFAULT_MAX_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The flags of the command: how to run, never what to learn.
+
+    `resume` is None, `latest` or a checkpoint folder; `allow` are the keys whose change a resume may take.
+    """
+
+    gpus: str | None = None
+    resume: str | None = None
+    fresh: bool = False
+    dry_run: bool = False
+    allow: tuple[str, ...] = ()
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+
+
+def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
+    """Bring the job's run to its end, or to a clean stop.
+
+    Raises:
+        UserError: the job cannot run here, or a resume would break the contract; nothing was changed.
+    """
+    if options.fresh and options.resume:
+        raise UserError("`--fresh` and `--resume` contradict each other", hints=["leave one of them out"])
+    job, plan = plan_here(loaded, options.gpus)
+    folder = RunFolder(Path(job.output_dir) / job.name)
+    if options.dry_run:
+        return _dry_run(folder, job, plan)
+    _require_train_extra()
+    folder.create()
+    stop = StopAsked()
+    with stop.listening(), RunLock(folder):
+        if options.fresh:
+            _set_old_run_aside(folder)
+        _write_files(folder, job, plan)
+        for line in plan_lines(folder, plan):
+            tell(line)
+        code = run_prepare(folder, stop)
+        if code is not ExitCode.DONE:
+            return code
+        contract = contract_of(job, plan, read_json(folder.prepared_json))
+        if options.resume is None and is_finished(folder, contract, options.allow):
+            tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
+            print(folder.final_model_dir)
+            return ExitCode.DONE
+        code = run_attempts(
+            folder,
+            plan.layout,
+            contract,
+            lambda: choose_start(folder, contract, resume=options.resume, allowed=options.allow),
+            stop,
+            max_restarts=options.max_restarts,
+        )
+    if code is ExitCode.DONE:
+        print(folder.final_model_dir)
+    return code
+
+
+def plan_here(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
+    """Return the job with its global batch settled and the plan for this machine's devices."""
+    job = loaded.job
+    inventory = local_inventory(job.resources.device)
+    devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
+    given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
+    return choose(job, given, tuple(devices))
+
+
+def plan_lines(folder: RunFolder, plan: Plan) -> list[str]:
+    """Return the choices with their reasons, warnings and advice, as printed before the ranks start."""
+    lines = [f"Run folder: {folder.path}"]
+    lines += [f"  {key} = {choice.value}  ({choice.reason})" for key, choice in sorted(plan.choices.items())]
+    lines += [f"warning: {warning}" for warning in plan.warnings]
+    lines += [f"Learning rate: {line}" for line in plan.advice]
+    return lines
+
+
+def worker_commands(folder: RunFolder, plan: Plan) -> list[str]:
+    """Return the shell lines that start each rank by hand."""
+    command = shlex.join([sys.executable, "-m", "trainwright.train", str(folder.path)])
+    size = plan.layout.ranks
+    return [f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={size} {command}" for rank in range(size)]
+
+
+def _write_files(folder: RunFolder, job: Job, plan: Plan) -> None:
+    write_json_atomic(folder.resolved_json, job.model_dump(mode="json"))
+    write_json_atomic(folder.plan_json, plan.to_json())
+    folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
+    if plan.layout.strategy.startswith("zero"):
+        write_json_atomic(folder.launcher_dir / "deepspeed.json", deepspeed_config(job, plan.layout))
+
+
+def _dry_run(folder: RunFolder, job: Job, plan: Plan) -> ExitCode:
+    """Show what would run; a run folder that holds something already is left as it is."""
+    for line in plan_lines(folder, plan):
+        tell(line)
+    if folder.path.exists() and any(folder.path.iterdir()):
+        tell(f"{folder.path} is in use already, so nothing was written to it")
+    else:
+        folder.create()
+        _write_files(folder, job, plan)
+    for command in worker_commands(folder, plan):
+        print(command)
+    return ExitCode.DONE
+
+
+def _set_old_run_aside(folder: RunFolder) -> None:
+    """Keep the old run under `<name>.old-N`; only the lock, which this process holds, stays."""
+    number = 1
+    while (aside := folder.path.with_name(f"{folder.path.name}.old-{number}")).exists():
+        number += 1
+    aside.mkdir(mode=0o700)
+    for entry in sorted(folder.path.iterdir()):
+        if entry != folder.lock_file:
+            entry.rename(aside / entry.name)
+    tell(f"The old run is kept in {aside}")
+    folder.create()
+
+
+def _require_train_extra() -> None:
+    import importlib.util
+
+    missing = [name for name in ("torch", "transformers", "peft", "safetensors") if not importlib.util.find_spec(name)]
+    if missing:
+        raise UserError(
+            f"training needs {', '.join(missing)}",
+            hints=["pip install 'trainwright[train]'"],
+            exit_code=ExitCode.MISSING,
+        )

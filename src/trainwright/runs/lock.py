@@ -1,0 +1,103 @@
+"""The run lock: one process at a time starts or resumes a run; the kernel frees it when the holder dies."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import socket
+import time
+from types import TracebackType
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.runs.folder import RunFolder
+
+
+class RunLock:
+    """Hold `run.lock` as a context manager; UserError naming process, host and start time if another holds it.
+
+    The lock belongs to the open file (flock), which no child started by exec inherits: it ends with this process.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.lock_file
+        self._run = folder.path
+        self._fd = -1
+
+    def __enter__(self) -> RunLock:
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = self._holder()
+            self._close()
+            raise UserError(
+                f"another process works on {self._run}: {_describe(holder)}",
+                hints=["wait until it ends, or stop it with Ctrl+C or SIGTERM", "give this run a name of its own"],
+            ) from None
+        except OSError as error:
+            self._close()
+            raise UserError(
+                f"{self._path} cannot be locked: {error.strerror}",
+                hints=["put output_dir on a file system with flock (Lustre: mount option -o flock)"],
+                exit_code=ExitCode.STORAGE,
+            ) from error
+        self._write_holder()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.ftruncate(self._fd, 0)
+        # Said aloud for a child that was forked without exec and still has the file open.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _write_holder(self) -> None:
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        }
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(holder).encode(), 0)
+
+    def _holder(self) -> dict[str, Any]:
+        """Return what the holder wrote of itself; it may have locked and not written yet, so wait up to a second."""
+        deadline_s = time.monotonic() + 1
+        holder: dict[str, Any] = {}
+        while (not holder or _is_dead(holder)) and time.monotonic() < deadline_s:
+            with contextlib.suppress(ValueError, TypeError):
+                holder = dict(json.loads(os.pread(self._fd, 4096, 0)))
+            time.sleep(0.01)
+        return holder
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Say whether the text is of an earlier holder, killed on this machine."""
+    pid = holder.get("pid")
+    if holder.get("host") != socket.gethostname() or type(pid) is not int or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "it has not said which"
+    job = f", Slurm job {holder['slurm_job_id']}" if holder.get("slurm_job_id") else ""
+    return f"pid {holder.get('pid')} on {holder.get('host')}, since {holder.get('started_at')}{job}"

@@ -1,0 +1,55 @@
+"""Entry of one rank: `python -m trainwright.train RUN_DIR`, with RANK, LOCAL_RANK, WORLD_SIZE from the launcher."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import TracebackType
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.train.kill_domain import die_with_launcher
+from trainwright.train.stopping import StopRequest
+
+
+def main() -> int:
+    """Run one rank; what ends it is written beside its log, so that the launcher can tell cause from consequence."""
+    die_with_launcher()
+    stop = StopRequest()
+    stop.listen()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    sys.excepthook = _end
+    # The frameworks warn of their own internals on every start; none of it is for the user.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    warnings.filterwarnings("ignore", category=UserWarning, module="deepspeed")
+    from trainwright.train.worker import run_rank
+
+    return run_rank(Path(sys.argv[1]), stop)
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write down what ended this rank and leave at once.
+
+    Not through the interpreter's shutdown: another rank may wait in a collective, whose threads would hold this one.
+    """
+    if isinstance(error, UserError):
+        exit_code, text = int(error.exit_code), error.render()
+    else:
+        exit_code, text = int(ExitCode.FAILED), "".join(traceback.format_exception(kind, error, trace))
+    rank, attempt = os.environ["RANK"], os.environ["TRAINWRIGHT_ATTEMPT"]
+    record = {"rank": int(rank), "exit_code": exit_code, "time_s": time.time(), "text": text}
+    path = Path(sys.argv[1]) / "logs" / f"attempt_{attempt}" / f"rank_{rank}.error.json"
+    path.write_text(json.dumps(record))
+    print(text, file=sys.stderr, flush=True)
+    os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Everything between a data file and the samples of a batch."""

@@ -1,0 +1,216 @@
+"""The step loop: one global batch after the other, with evaluation, checkpoints and a clean stop in between."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.job.course import Batch, Course, Position
+from trainwright.job.learning_rate import LearningRate
+from trainwright.job.schema import Job
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.records import append
+from trainwright.train.assignment import Assignment
+from trainwright.train.console import Pace, StepLine, memory_gib, say
+from trainwright.train.data.dataset import TokenDataset
+from trainwright.train.data.order import epoch_order
+from trainwright.train.evaluation import evaluate
+from trainwright.train.feeding import Feed
+from trainwright.train.precision import autocast
+from trainwright.train.randomness import seed_micro_step
+from trainwright.train.ranks import Ranks
+from trainwright.train.saving import Best, save_checkpoint
+from trainwright.train.stopping import StopRequest
+from trainwright.train.strategies.protocol import Strategy
+from trainwright.train.tasks.protocol import Task
+from trainwright.train.tracking import Tracking
+
+
+@dataclass
+class StepLoop:
+    """All that a run's steps need; `position`, `best` and `eval_due` are where it stands."""
+
+    job: Job
+    folder: RunFolder
+    assignment: Assignment
+    ranks: Ranks
+    stop: StopRequest
+    task: Task
+    strategy: Strategy
+    train_data: TokenDataset
+    eval_data: TokenDataset | None
+    course: Course
+    curve: LearningRate
+    contract: dict[str, Any]
+    tracking: Tracking | None
+    position: Position
+    best: Best | None
+    eval_due: bool
+    _order: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    def run(self) -> bool:
+        """Train to the end of the course; return False if a stop came first. Either way the last step is saved.
+
+        Raises:
+            UserError: the loss or the gradient is no longer finite (nothing was updated in that step).
+        """
+        feed = Feed(self.train_data, self.task, self.ranks.device)
+        pace = Pace()
+        saved_step = self.position.step
+        try:
+            if self.eval_due and self._evaluate(self.position) is None:
+                return False
+            for batch in self.course.batches(self.position):
+                stop_asked = self._step(batch, feed, pace)
+                self.position = batch.after
+                last = self.course.is_finished(self.position)
+                self.eval_due = self.eval_data is not None and (last or self.course.is_due(self.job.eval.every, batch))
+                improved = False
+                if self.eval_due and not stop_asked:
+                    outcome = self._evaluate(self.position)
+                    stop_asked = outcome is None
+                    improved = bool(outcome)
+                if stop_asked or last or improved or self.course.is_due(self.job.checkpoint.every, batch):
+                    self._save()
+                    saved_step = self.position.step
+                if stop_asked and not (last and not self.eval_due):
+                    return False
+        finally:
+            feed.close()
+        assert saved_step == self.position.step, (saved_step, self.position)
+        return True
+
+    def _step(self, batch: Batch, feed: Feed, pace: Pace) -> bool:
+        """Do one optimizer step; return whether any rank was asked to stop."""
+        began_s = time.perf_counter()
+        samples = self._samples(batch)
+        targets = int(self.train_data.targets[samples].sum())
+        learning_rate = self.curve.at(batch.before.samples_seen)
+        loss_sum = self._forward_backward(batch, samples, targets, feed)
+        loss, stop_votes = self.ranks.sum([loss_sum / targets, float(self.stop.requested)])
+        if not math.isfinite(loss):
+            raise self._not_finite("loss", batch)
+        grad_norm = self.strategy.step(learning_rate, self.job.train.max_grad_norm)
+        if not math.isfinite(grad_norm) and self.assignment.precision != "fp16":
+            raise self._not_finite("gradient", batch)
+        step_s = time.perf_counter() - began_s
+        pace.add(step_s)
+        self._report(batch, loss, grad_norm, learning_rate, step_s, int(self.train_data.lengths[samples].sum()), pace)
+        return stop_votes > 0
+
+    def _samples(self, batch: Batch) -> npt.NDArray[np.int64]:
+        if self._order is None or self._order[0] != batch.epoch:
+            self._order = (batch.epoch, epoch_order(self.job.train.seed, batch.epoch, len(self.train_data)))
+        return self._order[1][batch.start : batch.stop]
+
+    def _forward_backward(self, batch: Batch, samples: npt.NDArray[np.int64], targets: int, feed: Feed) -> float:
+        """Accumulate the gradient of the mean loss over all targets of the global batch; return this rank's loss sum."""
+        parts = self.assignment.micro_batches(samples)
+        # A rank whose part is empty goes through the pass all the same, with a sample that counts for nothing.
+        fed = [part if len(part) else samples[:1] for part in parts]
+        seed, seen, rank = self.job.train.seed, batch.before.samples_seen, self.assignment.rank
+        exact = torch.float32 if self.ranks.device.type == "mps" else torch.float64
+        loss_sum = torch.zeros((), dtype=exact, device=self.ranks.device)
+        for index, (_, inputs) in enumerate(feed.batches(fed)):
+            seed_micro_step(seed, seen, index, rank)
+            with self.strategy.micro_step(last=index == len(parts) - 1):
+                with autocast(self.ranks.device, self.assignment.precision):
+                    loss = self.task.loss_sum(self.strategy.forward, inputs) * float(len(parts[index]) > 0)
+                self.strategy.backward(loss / targets)
+            loss_sum += loss.detach().to(exact)
+        return float(loss_sum)
+
+    def _evaluate(self, position: Position) -> bool | None:
+        """Evaluate; return whether it is the best so far, None if a stop came first."""
+        assert self.eval_data is not None
+        outcome = evaluate(
+            self.strategy,
+            self.task,
+            self.eval_data,
+            self.ranks,
+            self.assignment,
+            self.stop,
+            limit=self.job.eval.limit,
+        )
+        if outcome is None:
+            return None
+        self.eval_due = False
+        improved = self.best is None or outcome.loss < self.best.eval_loss
+        if improved:
+            self.best = Best(position.step, outcome.loss)
+        if self.tracking is not None:
+            self.tracking.log("eval", position.step, {"loss": outcome.loss, "perplexity": outcome.perplexity})
+            mark = "  (best so far)" if improved else ""
+            say(f"eval at step {position.step}: loss {outcome.loss:.4f}, perplexity {outcome.perplexity:.4g}{mark}")
+        return improved
+
+    def _save(self) -> Path:
+        began_s = time.perf_counter()
+        path = save_checkpoint(
+            self.folder,
+            self.strategy,
+            self.ranks,
+            attempt=self.assignment.attempt,
+            position=self.position,
+            best=self.best,
+            eval_due=self.eval_due,
+            contract=self.contract,
+            keep=self.job.checkpoint.keep,
+        )
+        if self.ranks.is_first:
+            save_s = time.perf_counter() - began_s
+            append(self.folder.events_jsonl, {"event": "saved", "step": self.position.step, "save_s": save_s})
+            say(f"saved {path.name} in {save_s:.2f} s")
+        return path
+
+    def _report(
+        self, batch: Batch, loss: float, grad_norm: float, lr: float, step_s: float, tokens: int, pace: Pace
+    ) -> None:
+        if self.tracking is None:
+            return
+        step, epoch = batch.after.step, self.course.epochs_done(batch.after)
+        line = StepLine(
+            step=step,
+            total_steps=self.course.total_steps,
+            epoch=epoch,
+            loss=loss,
+            learning_rate=lr,
+            grad_norm=grad_norm,
+            tokens_per_s=tokens / step_s,
+            step_s=step_s,
+            memory_gib=memory_gib(self.ranks.device),
+            left_s=pace.left_s(max(0, self.course.total_steps - step)),
+        )
+        figures = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": lr,
+            "epoch": epoch,
+            "tokens_per_s": line.tokens_per_s,
+            "step_s": step_s,
+            "memory_gib": line.memory_gib,
+            "samples_seen": batch.after.samples_seen,
+        }
+        self.tracking.log("train", step, figures)
+        if step % self.job.train.logging_steps == 0 or step == self.course.total_steps:
+            say(str(line))
+        if not math.isfinite(grad_norm):
+            say(f"step {step}: fp16 overflow, nothing was updated and the loss scale was halved")
+
+    def _not_finite(self, what: str, batch: Batch) -> UserError:
+        return UserError(
+            f"the {what} is not finite at step {batch.after.step}; no weight was changed in that step",
+            hints=[
+                "the last checkpoint is sound: lower train.learning_rate or raise train.warmup_steps and go on from it",
+                f"epoch {batch.epoch}, samples {batch.start} to {batch.stop} of its order: look for damaged rows",
+            ],
+            exit_code=ExitCode.FAILED,
+        )

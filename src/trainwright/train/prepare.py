@@ -1,0 +1,150 @@
+"""`python -m trainwright.train.prepare RUN_DIR`: tokenizer and token caches, once, before any process group exists.
+
+Nothing is done twice: a prepared.json made from the same data, tokenizer and settings stands; else a cache that another
+run made from the same is taken. torch and transformers are loaded only when prepared.json does not stand.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.job.schema import Job
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.storage import storage_errno
+from trainwright.runs.writing import read_json, write_json_atomic
+from trainwright.train.data import cache
+from trainwright.train.data.request import data_request, sha256_of
+from trainwright.train.data.tokenizer import folder_sha256
+
+SCHEMA_VERSION = 1
+
+
+def prepare(run_dir: Path) -> dict[str, Any]:
+    """Make the run's tokenizer and token caches, write prepared.json and return what it holds.
+
+    Raises:
+        UserError: anything about the data, the tokenizer or the task that would fail later; no row can be used.
+    """
+    began = time.monotonic()
+    folder = RunFolder(run_dir)
+    job = Job.model_validate(read_json(folder.resolved_json))
+    request = data_request(job)
+    prepared = _standing(folder, sha256_of(request))
+    if prepared is not None:
+        _say(f"data: prepared before; {_totals(prepared)}")
+        return prepared
+    prepared = _make(folder, job, request)
+    write_json_atomic(folder.prepared_json, prepared)
+    _say(_summary(prepared, time.monotonic() - began))
+    return prepared
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare the run folder that is the only argument, and return the exit code; errors go to stderr."""
+    if len(arguments) != 1:
+        _say("usage: python -m trainwright.train.prepare RUN_DIR")
+        return ExitCode.USAGE
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        prepare(Path(arguments[0]))
+    except UserError as error:
+        _say(error.render())
+        return error.exit_code
+    except OSError as error:
+        reason = storage_errno(error)
+        if reason is None:
+            raise
+        _say(
+            UserError(
+                f"preparing the data failed: {os.strerror(reason)} ({error.filename or 'token cache'})",
+                hints=["free space, or set data.cache_dir to a folder with more of it"],
+            ).render()
+        )
+        return ExitCode.STORAGE
+    return ExitCode.DONE
+
+
+def _standing(folder: RunFolder, request_sha256: str) -> dict[str, Any] | None:
+    """Return what prepared.json holds if it answers this request and all that it names is still there."""
+    try:
+        prepared: dict[str, Any] = read_json(folder.prepared_json)
+    except FileNotFoundError:
+        return None
+    if prepared.get("schema_version") != SCHEMA_VERSION or prepared.get("request_sha256") != request_sha256:
+        return None
+    if folder_sha256(folder.tokenizer_dir) != prepared["tokenizer_sha256"]:
+        return None
+    parts = [part for part in (prepared["train"], prepared["eval"]) if part is not None]
+    return prepared if all(cache.read_meta(Path(part["cache"])) for part in parts) else None
+
+
+def _make(folder: RunFolder, job: Job, request: dict[str, Any]) -> dict[str, Any]:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here, which is what the library warns of
+    from trainwright.train.data.preparing import Preparation
+
+    preparation = Preparation(job, request)
+    tokenizer, note = preparation.make_tokenizer(folder.tokenizer_dir)
+    paths = preparation.fill_caches(tokenizer)
+    metas = {name: meta for name, path in paths.items() if (meta := cache.read_meta(path)) is not None}
+    assert metas.keys() == paths.keys()
+    parts = {
+        name: {"cache": str(paths[name]), "samples": meta.samples, "tokens": meta.tokens, "targets": meta.targets}
+        for name, meta in metas.items()
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        # Over the tokens themselves, not over what they were made from: a newer library that makes the same tokens
+        # gives the same fingerprint, and a run goes on.
+        "data_fingerprint": sha256_of({name: meta.content_sha256 for name, meta in metas.items()}),
+        "request_sha256": sha256_of(request),
+        "tokenizer_dir": str(folder.tokenizer_dir),
+        "tokenizer_sha256": folder_sha256(folder.tokenizer_dir),
+        "train": parts["train"],
+        "eval": parts.get("eval"),
+        "report": {"tokenizer": note, "eval": None} | {name: meta.report for name, meta in metas.items()},
+    }
+
+
+def _totals(prepared: dict[str, Any]) -> str:
+    parts = [(name, prepared[name]) for name in ("train", "eval") if prepared[name] is not None]
+    return "; ".join(
+        f"{name}: {part['samples']:,} samples, {part['tokens']:,} tokens, {part['targets']:,} of them targets"
+        for name, part in parts
+    )
+
+
+def _summary(prepared: dict[str, Any], seconds: float) -> str:
+    report = prepared["report"]
+    lines = [f"data: prepared in {seconds:.1f} s; {_totals(prepared)}"]
+    for name in ("train", "eval"):
+        if report[name] is not None:
+            lines.append(f"  {name}: {report[name]['said']}")
+    lines.append(f"  columns: {', '.join(report['train']['columns'])}")
+    if report["tokenizer"]:
+        lines.append(f"  note: {report['tokenizer']}")
+    if report["train"]["example"]:
+        lines.append("  the first example, what is learned in [[ ]]:")
+        lines += [f"    {line}" for line in report["train"]["example"].splitlines()]
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Leave through every `finally`, which removes what is unfinished; the same command begins again."""
+    _say(f"stopped by {signal.Signals(number).name} while preparing the data")
+    raise SystemExit(ExitCode.STOPPED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""The ranks of a run: how they find each other and what they agree on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainwright.errors import ExitCode, UserError
+
+COLLECTIVE_TIMEOUT_S = 1800
+MEETING_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks as seen from one of them; alone, nothing is communicated."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.rank == 0
+
+    @property
+    def backend(self) -> str:
+        """Library that carries the collectives, as the live group names it."""
+        return str(dist.get_backend()) if dist.is_initialized() else "none"
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the elementwise sum over ranks, in double precision."""
+        if self.world_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        summed: list[float] = tensor.tolist()
+        return summed
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of ranks, on all of them."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            self.sum([0.0])
+
+
+def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file: Path) -> Ranks:
+    """Join the process group: NCCL between GPUs, gloo between CPU processes; alone there is none.
+
+    Rank 0 takes a free port from the kernel and writes it to `meeting_file`, so that no port is guessed and no two
+    runs meet; the file belongs to one attempt.
+
+    Raises:
+        UserError: the other ranks did not appear in time.
+    """
+    if world_size == 1:
+        return Ranks(rank, world_size, device)
+    timeout = datetime.timedelta(seconds=MEETING_TIMEOUT_S)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+        draft = meeting_file.with_suffix(".tmp")
+        draft.write_text(json.dumps({"port": store.port}))
+        draft.replace(meeting_file)
+    else:
+        store = dist.TCPStore("127.0.0.1", _wait_for_port(meeting_file), world_size, timeout=timeout)
+    if device.type == "cpu":
+        # All ranks are on this machine: gloo listens on loopback only.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return Ranks(rank, world_size, device)
+
+
+def _wait_for_port(meeting_file: Path) -> int:
+    deadline_s = time.monotonic() + MEETING_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        try:
+            return int(json.loads(meeting_file.read_text())["port"])
+        except FileNotFoundError:
+            time.sleep(0.02)
+    raise UserError(f"rank 0 did not appear within {MEETING_TIMEOUT_S} s", exit_code=ExitCode.FAILED)

@@ -1,0 +1,21 @@
+"""Rows of different length as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def pad_right(rows: Sequence[np.ndarray], fill: int) -> torch.Tensor:
+    """Return rows of integers as int64 (rows, longest), the shorter ones filled up on the right."""
+    padded = np.full((len(rows), max(len(row) for row in rows)), fill, dtype=np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def attention_mask(rows: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return 1 where `pad_right` has the rows' own values and 0 where it filled up, int64 (rows, longest)."""
+    return pad_right([np.ones(len(row), dtype=np.int64) for row in rows], 0)

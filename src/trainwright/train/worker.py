@@ -1,0 +1,263 @@
+"""One rank of a run, from start to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.job.course import Course, Position
+from trainwright.job.learning_rate import LearningRate
+from trainwright.job.schema import Job
+from trainwright.runs.checkpoints import read_manifest
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.records import append
+from trainwright.runs.storage import require_free_space
+from trainwright.runs.writing import read_json, write_json_atomic
+from trainwright.train.assignment import Assignment
+from trainwright.train.console import environment_lines, model_lines, say
+from trainwright.train.data.dataset import TokenDataset
+from trainwright.train.export import export_final_model
+from trainwright.train.loop import StepLoop
+from trainwright.train.models import ParameterCount, build_model, count_parameters, enable_gradient_checkpointing
+from trainwright.train.ranks import Ranks, open_group
+from trainwright.train.saving import load_checkpoint
+from trainwright.train.stopping import StopRequest
+from trainwright.train.strategies.protocol import Strategy
+from trainwright.train.tasks import load_task
+from trainwright.train.tracking import Tracking
+
+
+def run_rank(run_dir: Path, stop: StopRequest) -> ExitCode:
+    """Train as this rank of the run in `run_dir`; return DONE, or STOPPED after a clean stop.
+
+    Raises:
+        UserError: whatever the user can mend; nothing of the run folder is lost.
+    """
+    folder = RunFolder(run_dir)
+    job = Job.model_validate(read_json(folder.resolved_json))
+    plan, prepared = read_json(folder.plan_json), read_json(folder.prepared_json)
+    assignment = Assignment.from_environment(plan["layout"])
+    start = read_json(folder.attempt_dir(assignment.attempt) / "start.json")
+    device = open_device(assignment)
+    ranks = open_group(
+        rank=assignment.rank,
+        world_size=assignment.world_size,
+        device=device,
+        meeting_file=folder.attempt_dir(assignment.attempt) / "meeting.json",
+    )
+    try:
+        return _train(folder, job, plan, prepared, start, assignment, ranks, stop)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def open_device(assignment: Assignment) -> torch.device:
+    """Return this rank's device, made current."""
+    if assignment.device == "cuda":
+        if torch.cuda.device_count() <= assignment.local_rank:
+            raise UserError(
+                f"rank {assignment.rank} needs GPU {assignment.local_rank}, torch sees {torch.cuda.device_count()}",
+                hints=["compare `nvidia-smi` with CUDA_VISIBLE_DEVICES", "install a torch build for this CUDA driver"],
+                exit_code=ExitCode.MISSING,
+            )
+        torch.cuda.set_device(assignment.local_rank)
+        return torch.device("cuda", assignment.local_rank)
+    return torch.device(assignment.device)
+
+
+def _train(
+    folder: RunFolder,
+    job: Job,
+    plan: dict[str, Any],
+    prepared: dict[str, Any],
+    start: dict[str, Any],
+    assignment: Assignment,
+    ranks: Ranks,
+    stop: StopRequest,
+) -> ExitCode:
+    from transformers import AutoTokenizer
+
+    if ranks.is_first:
+        for line in environment_lines(ranks):
+            say(line)
+    tokenizer = AutoTokenizer.from_pretrained(prepared["tokenizer_dir"], trust_remote_code=False)
+    task = load_task(job, tokenizer)
+    train_data = TokenDataset(Path(prepared["train"]["cache"]))
+    eval_data = TokenDataset(Path(prepared["eval"]["cache"])) if prepared["eval"] else None
+    course = Course.of(job.train, samples=len(train_data))
+    learning_rate = plan["learning_rate"]
+    curve = LearningRate.of(job.train, peak=learning_rate, total_samples=course.total_samples)
+
+    strategy, count = build_strategy(job, task.auto_model_class(), tokenizer, assignment, ranks, folder)
+    found = _require_as_planned(strategy, assignment, ranks)
+    position, best, eval_due = Position(), None, False
+    if start["resume_from"] is not None:
+        path = Path(start["resume_from"])
+        position, best, eval_due = load_checkpoint(path, read_manifest(path).state, strategy)
+    tracking = None
+    if ranks.is_first:
+        require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
+        for line in model_lines(count, assignment, job.train.global_batch_size):
+            say(line)
+        say(
+            f"Course: {len(train_data):,} samples, {course.steps_per_epoch:,} steps an epoch, "
+            f"{course.total_steps:,} steps in all; from step {position.step:,}"
+        )
+        tracking = Tracking(job, folder, attempt=assignment.attempt, resumed_step=position.step)
+        append(folder.events_jsonl, {"event": "started", "attempt": assignment.attempt, "step": position.step, **found})
+        write_json_atomic(
+            folder.training_config_json, training_config(job, count, assignment, ranks, found, learning_rate)
+        )
+    loop = StepLoop(
+        job=job,
+        folder=folder,
+        assignment=assignment,
+        ranks=ranks,
+        stop=stop,
+        task=task,
+        strategy=strategy,
+        train_data=train_data,
+        eval_data=eval_data,
+        course=course,
+        curve=curve,
+        contract=start["contract"],
+        tracking=tracking,
+        position=position,
+        best=best,
+        eval_due=eval_due,
+    )
+    finished = loop.run()
+    if ranks.is_first:
+        event = "finished" if finished else "stopped"
+        append(folder.events_jsonl, {"event": event, "attempt": assignment.attempt, "step": loop.position.step})
+    if not finished:
+        if ranks.is_first:
+            say(f"stopped at step {loop.position.step:,}, saved; run the same command to go on")
+        return ExitCode.STOPPED
+    record = {
+        "run_id": folder.run_id,
+        "step": loop.position.step,
+        "samples_seen": loop.position.samples_seen,
+        "best": loop.best and {"step": loop.best.step, "eval_loss": loop.best.eval_loss},
+        "contract": start["contract"],
+    }
+    path = export_final_model(
+        folder,
+        job,
+        strategy,
+        ranks,
+        tokenizer,
+        auto_class=task.auto_model_class(),
+        attempt=assignment.attempt,
+        record=record,
+    )
+    if ranks.is_first:
+        say(f"finished: {path}")
+    return ExitCode.DONE
+
+
+def build_strategy(
+    job: Job, auto_class: str, tokenizer: Any, assignment: Assignment, ranks: Ranks, folder: RunFolder
+) -> tuple[Strategy, ParameterCount]:
+    """Build the model and hand it to the strategy of the plan; under FSDP2 only rank 0 holds the weights at first."""
+    on_meta = assignment.strategy == "fsdp2" and not ranks.is_first
+    model: nn.Module = build_model(
+        job, auto_class=auto_class, tokenizer=tokenizer, precision=assignment.precision, on_meta=on_meta
+    )
+    count = count_parameters(model)
+    if assignment.gradient_checkpointing:
+        enable_gradient_checkpointing(model)
+    model.train()
+    device, train = ranks.device, job.train
+    if assignment.strategy == "fsdp2":
+        from trainwright.train.strategies.fsdp2 import FullySharded
+
+        return FullySharded(model, train, device=device, precision=assignment.precision), count
+    if assignment.strategy.startswith("zero"):
+        from trainwright.train.strategies.zero import Zero
+
+        config = json.loads((folder.launcher_dir / "deepspeed.json").read_text())
+        return Zero(model, train, device=device, config=config), count
+    from trainwright.train.strategies.replicated import Replicated
+
+    fp16 = assignment.precision == "fp16"
+    return Replicated(model, train, device=device, name=assignment.strategy, fp16=fp16), count
+
+
+def _require_as_planned(strategy: Strategy, assignment: Assignment, ranks: Ranks) -> dict[str, str]:
+    """Return what is found in the running process; UserError if it is not what the plan says."""
+    trained = {str(p.dtype).removeprefix("torch.") for p in strategy.module.parameters() if p.requires_grad}
+    found = {
+        **strategy.found(),
+        "world_size": str(dist.get_world_size() if dist.is_initialized() else 1),
+        "device": ranks.device.type,
+        "backend": ranks.backend,
+        "trained_dtype": "+".join(sorted(trained)),
+        "precision": assignment.precision,
+    }
+    planned = {
+        "strategy": assignment.strategy,
+        "world_size": str(assignment.world_size),
+        "device": assignment.device,
+    }
+    problems = [f"{key}: planned {value}, found {found[key]}" for key, value in planned.items() if found[key] != value]
+    if problems:
+        raise UserError("what runs is not what was planned", problems=problems, exit_code=ExitCode.FAILED)
+    if ranks.is_first:
+        say("Running: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    return found
+
+
+def checkpoint_bytes(job: Job, count: ParameterCount) -> int:
+    """Return the size of a checkpoint: weights (the adapters alone under lora) and two moments, in fp32.
+
+    An upper bound for Adafactor and 8-bit AdamW, whose states are smaller.
+    """
+    saved = count.total if job.method.type == "full" else count.trainable
+    return 4 * saved + 8 * count.trainable
+
+
+def training_config(
+    job: Job,
+    count: ParameterCount,
+    assignment: Assignment,
+    ranks: Ranks,
+    found: dict[str, str],
+    learning_rate: float,
+) -> dict[str, Any]:
+    """Return what really runs, in the shape that the guides' own record has."""
+    cuda = ranks.device.type == "cuda"
+    lora = {"r": job.method.r, "alpha": job.method.alpha, "dropout": job.method.dropout}
+    return {
+        "config_name": job.name,
+        "description": job.description,
+        "method": job.method.type,
+        "lora": lora if job.method.type != "full" else None,
+        "total_params": count.total,
+        "trainable_params": count.trainable,
+        "training_args": {
+            "epochs": job.train.num_train_epochs,
+            "max_steps": job.train.max_steps,
+            "batch": assignment.micro_batch_size,
+            "accumulation": assignment.gradient_accumulation_steps,
+            "lr": learning_rate,
+            "effective_batch_size": job.train.global_batch_size,
+            "num_gpus": assignment.world_size if cuda else 0,
+            "precision": assignment.precision,
+        },
+        "found": found,
+        "hardware": {
+            "cuda_version": torch.version.cuda,
+            "num_gpus": assignment.world_size if cuda else 0,
+            "gpu_names": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+            if cuda
+            else [],
+        },
+    }
