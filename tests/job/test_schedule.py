@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.job.schedule import effective_batch, learning_rate_advice, scaled_learning_rate, steps_per_epoch
@@ -35,6 +35,7 @@ def test_steps_per_epoch(samples: int, batch: int, drop_last: bool, steps: int) 
     assert steps_per_epoch(samples, batch, drop_last) == steps
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.integers(1, 4096))
 def test_a_dropped_batch_is_the_only_difference(samples: int, batch: int) -> None:
     """X-01: the two roundings differ by the one smaller batch, if there is one."""

@@ -42,7 +42,7 @@ class Strace:
     ) -> subprocess.CompletedProcess[str]:
         """Run it with a fault (`signal=KILL:when=3`) at the calls of a kind; without a fault they are only logged."""
         inject = ["-e", f"inject={syscalls}:{fault}"] if fault else []
-        options = ["-f", "-qq", "-o", str(self.log), "-e", f"trace={syscalls}", *inject]
+        options = ["-f", "-y", "-qq", "-o", str(self.log), "-e", f"trace={syscalls}", *inject]
         command = [self.path, *options, *CHILD, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=check, timeout=60)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,21 @@ def test_every_crash_point_leaves_a_valid_checkpoint(
         committed = [int(line.split()[1]) for line in said if line.startswith("committed")]
         _check_after_crash(RunFolder(run), committed, known, steps, at)
         shutil.rmtree(run)
+
+
+def test_everything_is_durable_before_it_gets_its_name(strace: Strace, tmp_path: Path) -> None:
+    """C02: a kill cannot show it, a power cut would: each file and folder is synced, then the rename, then its parent."""
+    run = tmp_path / "run"
+    strace.count("?fsync,?rename,?renameat,?renameat2", run, "save", KEEP, BEST, 10)
+    calls = strace.log.read_text().splitlines()
+    (rename,) = [number for number, call in enumerate(calls) if "rename" in call and ".staging-checkpoint-10" in call]
+    synced_before = re.findall(r"fsync\(\d+<(.+)>\)", "\n".join(calls[:rename]))
+    staging = str(RunFolder(run).staging_dir(10, 1))
+    members = [path.relative_to(run / "checkpoint-10") for path in (run / "checkpoint-10").rglob("*")]
+    assert len(members) == 4
+    assert {staging, *(f"{staging}/{member}" for member in members)} <= set(synced_before)
+    assert synced_before[-1] == staging, "a folder is synced after what is in it"
+    assert re.search(rf"fsync\(\d+<{re.escape(str(run))}>\)", calls[rename + 1]), calls[rename + 1]
 
 
 def _check_after_crash(

@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 from trainwright import __version__
+from trainwright.cli import config
+from trainwright.cli.gpus import gpus
+from trainwright.cli.presets import presets
 from trainwright.cli.train import train, with_resume_value
 from trainwright.errors import ExitCode, UserError
 
@@ -20,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(gpus)
+app.command()(presets)
+app.add_typer(config.app, name="config")
 
 
 def _print_version(asked: bool) -> None:

@@ -28,7 +28,7 @@ def gpus(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the GPUs with memory, precision, links and users; without one, what trains instead."""
-    from trainwright.hardware.prints import device_table, host_lines, mixed_gpus_block
+    from trainwright.hardware.prints import device_table, gpu_info_block, host_lines, mixed_gpus_block
 
     inventory = _inventory(spec)
     if as_json:
@@ -38,9 +38,10 @@ def gpus(
         typer.echo(line)
     for note in inventory.notes:
         typer.echo(f"note: {note}")
-    mixed = mixed_gpus_block(inventory.usable)
-    for line in mixed and ["", *mixed]:
-        typer.echo(line)
+    cuda = [device for device in inventory.devices if device.kind == "cuda"]
+    if cuda:
+        for line in ("", *gpu_info_block(cuda), *mixed_gpus_block([device for device in cuda if device.allowed])):
+            typer.echo(line)
 
 
 def _inventory(spec: str | None) -> Inventory:
@@ -77,4 +78,8 @@ def _catalog_figures(device: Device) -> dict[str, Any] | None:
 
     if device.catalog_key is None:
         return None
-    return {name: figure.model_dump() for name, figure in figures(catalog().gpus[device.catalog_key]).items()}
+    sources = catalog().sources
+    return {
+        name: {"value": figure.value, "source": sources[figure.source], "unverified": figure.unverified}
+        for name, figure in figures(catalog().gpus[device.catalog_key]).items()
+    }

@@ -9,9 +9,13 @@ import typer
 
 
 def train(
-    job: Annotated[str, typer.Argument(help="Job file, or preset:NAME.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the job: key.path=value.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Which GPUs: a list like 0,1 (indices, UUIDs, MIG ids).")] = None,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job file, or preset:NAME.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Values laid over the job.")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Which GPUs: 0,1 (indices, UUIDs, MIG ids), or how many.")
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="[PATH]", help="Go on from the newest whole checkpoint, which must exist, or from PATH."),
@@ -19,10 +23,11 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again; the old run folder is kept aside.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write every file, print each command, run none.")] = False,
     allow: Annotated[
-        list[str] | None, typer.Option(help="Key whose change a resume may take, such as train.global_batch_size.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A key whose change a resume may take: train.global_batch_size."),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts without a new checkpoint after a rank was killed.")
+        int, typer.Option(metavar="N", min=0, help="Restarts without a new checkpoint after a rank was killed.")
     ] = 3,
 ) -> None:
     """Train the job: the same command starts it, resumes it, or says that it is finished."""

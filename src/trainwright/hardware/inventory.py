@@ -52,7 +52,8 @@ class Device:
     """One GPU, MIG instance, Apple GPU or the CPU, as it was at the moment of reading.
 
     `index` is NVML's, the number that nvidia-smi prints (that of the parent for a MIG instance); `cuda_ordinal` is the
-    number that CUDA gives it under CUDA_VISIBLE_DEVICES in PCI order, None when CUDA does not see it.
+    number that CUDA gives it under CUDA_VISIBLE_DEVICES in PCI order, None when CUDA does not see it. `allowed` is
+    false when CUDA_VISIBLE_DEVICES hides it; a MIG instance may be allowed and not seen, as CUDA sees only one of them.
     `bf16_instructions` are a processor's own, as /proc/cpuinfo names them. `catalog_key` is None for an unknown model.
     """
 
@@ -60,6 +61,7 @@ class Device:
     name: str
     index: int | None = None
     cuda_ordinal: int | None = None
+    allowed: bool = True
     node: int = 0
     uuid: Reading[str] = NOT_AVAILABLE
     memory_total_bytes: Reading[int] = NOT_AVAILABLE
@@ -76,7 +78,7 @@ class Device:
 
     @property
     def usable(self) -> bool:
-        """Whether a job can be given this device: all but GPUs hidden from CUDA."""
+        """Whether a job gets this device without naming it: all but GPUs that CUDA does not see."""
         return self.kind != "cuda" or self.cuda_ordinal is not None
 
     @property
@@ -144,7 +146,7 @@ _HOST: Final = re.compile(r"^host=(?P<gib>\d+(?:\.\d+)?)\s*gi?b?$", re.IGNORECAS
 
 
 def parse_inventory(text: str) -> Inventory:
-    """An Inventory that is only written down: `a100-80gb:2,v100-32gb:2` is one node, `h100:8x4` is 8 on each of 4 nodes.
+    """An Inventory that is only written down: `a100-80gb:2,v100-32gb:2` on one node, `h100:8x4` on each of 4.
 
     `host=16gib` adds the host memory of each node. Parts without `xN` share the first node; those with it are nodes of
     their own. Raises UserError with all the parts that cannot be read.

@@ -77,15 +77,12 @@ def _without_nvml(root: Path, why: str) -> tuple[tuple[NvmlGpu, ...], tuple[str,
         pairs = (line.partition(":") for line in file.read_text().splitlines())
         fields = {name.strip(): value.strip() for name, _, value in pairs}
         name = fields.get("Model", "NVIDIA GPU")
-        key = catalog.identify(name, NOT_AVAILABLE)
-        known = None if key is None else catalog.catalog().gpus[key]
         device = Device(
             kind="cuda",
             name=name,
             index=index,
             uuid=fields.get("GPU UUID", NOT_AVAILABLE),
-            compute_capability=NOT_AVAILABLE if known is None else known.compute_capability or NOT_AVAILABLE,
-            catalog_key=key,
+            catalog_key=catalog.identify(name, NOT_AVAILABLE),
         )
         gpus.append(NvmlGpu(device))
     in_reach = bool(gpus) or any((root / "dev").glob("nvidia[0-9]*"))
@@ -107,7 +104,10 @@ def _numbered_as_cuda(
     ]
     visible = visible_devices(names, value)
     ordinals = {name: ordinal for ordinal, name in enumerate(visible.uuids)}
-    numbered = tuple(replace(device, cuda_ordinal=ordinals.get(_name(device))) for device in devices)
+    numbered = tuple(
+        replace(device, cuda_ordinal=ordinals.get(_name(device)), allowed=_name(device) in visible.allowed)
+        for device in devices
+    )
     return numbered, (*visible.notes, *_numbering_notes(numbered, value, environment.get("CUDA_DEVICE_ORDER")))
 
 
@@ -116,20 +116,20 @@ def _name(device: Device) -> str:
 
 
 def _numbering_notes(devices: Sequence[Device], visible: str | None, order: str | None) -> Iterator[str]:
-    hidden = sum(not device.usable for device in devices)
+    hidden = sum(not device.allowed for device in devices)
     if visible and hidden:
         yield f"CUDA_VISIBLE_DEVICES={visible} hides {hidden} of {len(devices)} GPUs"
-    if order != "PCI_BUS_ID" and len({device.name for device in devices}) > 1:
+    if order != "PCI_BUS_ID" and len({device.name for device in devices if device.mig is None}) > 1:
         yield (
-            "CUDA_DEVICE_ORDER is not PCI_BUS_ID, so that a program started by hand may number these unlike GPUs "
-            "otherwise; the CUDA numbers here are in PCI order, which is what Trainwright sets for what it starts"
+            "these GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID: a program started by hand may number them "
+            "otherwise; the CUDA numbers here are in PCI order, as in what Trainwright starts"
         )
 
 
 def select_devices(inventory: Inventory, gpus: GpuRequest = "auto") -> tuple[Device, ...]:
     """The devices that a job gets: all that can be used (`auto`), the first N, or those that are named.
 
-    A number is how many. A list, or text, is which: the numbers of nvidia-smi on each node, UUIDs or MIG ids, and `0,1`,
+    A number is how many. A list, or text, is which: the numbers of nvidia-smi on each node, UUIDs or MIG ids; `0,1`,
     `0 1`, [0, 1] and the same in CUDA_VISIBLE_DEVICES mean the same (X-15). Raises UserError with all that is wrong
     and what there is.
     """
@@ -144,14 +144,16 @@ def select_devices(inventory: Inventory, gpus: GpuRequest = "auto") -> tuple[Dev
         named = [device for device in inventory.devices if device.kind == "cuda" and _is_named(device, entry)]
         if not named:
             problems.append(f"`{entry}` names no GPU here")
-        elif not all(device.usable for device in named):
-            problems.append(f"`{entry}` is hidden from CUDA by CUDA_VISIBLE_DEVICES or by a MIG instance")
+        elif not all(device.allowed for device in named):
+            problems.append(f"`{entry}` is hidden by CUDA_VISIBLE_DEVICES")
         elif len(named) > len({device.node for device in named}):
             problems.append(f"`{entry}` names {len(named)} GPUs: write more of the UUID")
         elif named[0] in chosen:
             problems.append(f"`{entry}` is there twice")
         else:
             chosen += named
+    if len(chosen) > 1 and any(device.mig is not None for device in chosen):
+        problems.append("a process can use one MIG instance, and no other GPU beside it: name one")
     if problems or not chosen:
         raise _missing("the GPUs asked for cannot be used", inventory, problems or ["no GPU is named"])
     return tuple(sorted(chosen, key=lambda device: device.node))
@@ -173,7 +175,7 @@ def _is_named(device: Device, entry: str) -> bool:
 
 
 def _missing(message: str, inventory: Inventory, problems: Sequence[str] = ()) -> UserError:
-    there = [device.label for device in inventory.usable if device.kind != "cpu"]
+    there = [device.label for device in inventory.devices if device.kind != "cpu" and device.allowed]
     hint = f"there are: {', '.join(there)}" if there else "there is no GPU that can be used; see `trainwright gpus`"
     return UserError(message, problems=problems, hints=[hint], exit_code=ExitCode.MISSING)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from trainwright.hardware import catalog
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import NotAvailable
@@ -46,22 +47,29 @@ def _best(device: Device) -> PrecisionChoice:
             return PrecisionChoice(
                 "fp32", "no native bf16 instructions of the processor are known, and it is slow without"
             )
-    capability = device.compute_capability
-    if isinstance(capability, NotAvailable):
+    capability = _capability(device)
+    if capability is None:
         return PrecisionChoice("fp16", "compute capability is not available, and every NVIDIA GPU can do fp16")
     if capability[0] >= BF16_SINCE_MAJOR:
         return PrecisionChoice("bf16", f"compute capability {_pair(capability)} has bf16 (8.0 and later)")
     return PrecisionChoice("fp16", f"compute capability {_pair(capability)} has no bf16 (8.0 and later)")
 
 
+def _capability(device: Device) -> tuple[int, int] | None:
+    """What NVML read, else what the catalogue says of the model."""
+    if not isinstance(device.compute_capability, NotAvailable):
+        return device.compute_capability
+    return None if device.catalog_key is None else catalog.catalog().gpus[device.catalog_key].compute_capability
+
+
 def _no_bf16(device: Device, best: PrecisionChoice) -> str:
     instead = best.value.upper()
     if device.kind != "cuda":
         return f"the CPU has no native BF16 instructions that are known, switching to {instead}"
-    if isinstance(device.compute_capability, NotAvailable):
+    capability = _capability(device)
+    if capability is None:
         return f"GPU compute capability is not available, so BF16 is not certain, switching to {instead}"
-    major, minor = device.compute_capability
-    return f"GPU compute capability ({major}, {minor}) does not support BF16, switching to {instead}"
+    return f"GPU compute capability {capability} does not support BF16, switching to {instead}"
 
 
 def _pair(capability: tuple[int, int]) -> str:

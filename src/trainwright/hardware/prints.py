@@ -42,8 +42,8 @@ def gpu_info_block(devices: Sequence[Device]) -> list[str]:
 
 
 def mixed_gpus_block(devices: Sequence[Device]) -> list[str]:
-    """The warning and the boxed table for GPUs of more than one model, else nothing (S0-28, S0-29)."""
-    if len({device.name for device in devices}) < 2:
+    """The warning and the boxed table for GPUs of more than one model or size, else nothing (S0-28, S0-29)."""
+    if len({(device.name, _gib(device.memory_total_bytes)) for device in devices}) < 2:
         return []
     rows = [("index", "name", "memory.total")]
     rows += [(str(device.index), device.name, _mib(device.memory_total_bytes)) for device in devices]
@@ -95,7 +95,7 @@ def _device_row(device: Device) -> tuple[str, ...]:
     is_gpu = device.kind == "cuda"
     return (
         "-" if device.index is None else f"{device.index}{'' if device.mig is None else f' {_mig_place(device)}'}",
-        "-" if not is_gpu else "hidden" if device.cuda_ordinal is None else str(device.cuda_ordinal),
+        "hidden" if not device.allowed else "-" if device.cuda_ordinal is None else str(device.cuda_ordinal),
         device.name,
         _gib(device.memory_total_bytes),
         _gib(device.memory_free_bytes),

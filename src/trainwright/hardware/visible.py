@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Visible:
-    """UUIDs in the order of their CUDA ordinals, and what was cut off and why."""
+    """The UUIDs that a process sees, in the order of the CUDA ordinals, and those that the variable allows.
+
+    The two differ by MIG: of all that is allowed CUDA takes one instance. `notes` say what was cut off and why.
+    """
 
     uuids: tuple[str, ...]
+    allowed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -33,7 +37,7 @@ def visible_devices(gpus: Sequence[Gpu], value: str | None) -> Visible:
     if value is None:
         return _one_mig_instance(gpus, [name for gpu in gpus for name in _names(gpu)])
     if not value.strip():
-        return Visible((), ("CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU",))
+        return Visible((), notes=("CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU",))
     seen: list[str] = []
     for entry in (part.strip() for part in value.split(",")):
         found = _find(gpus, entry, by_number=not value.lstrip().startswith(("GPU-", "MIG-")))
@@ -41,9 +45,10 @@ def visible_devices(gpus: Sequence[Gpu], value: str | None) -> Visible:
             why = "is the end of the list" if entry == "-1" else "names no GPU here"
             cut = (f"CUDA_VISIBLE_DEVICES={value}: `{entry}` {why}, and CUDA stops reading there",)
             rest = _one_mig_instance(gpus, seen)
-            return Visible(rest.uuids, cut + rest.notes)
+            return replace(rest, notes=cut + rest.notes)
         if found in seen:
-            return Visible((), (f"CUDA_VISIBLE_DEVICES={value}: `{entry}` is there twice, and CUDA then sees no GPU",))
+            twice = f"CUDA_VISIBLE_DEVICES={value}: `{entry}` is there twice, and CUDA then sees no GPU"
+            return Visible((), notes=(twice,))
         seen.append(found)
     return _one_mig_instance(gpus, seen)
 
@@ -71,6 +76,6 @@ def _one_mig_instance(gpus: Sequence[Gpu], seen: list[str]) -> Visible:
     instances = {name for gpu in gpus for name in gpu.mig_uuids or ()}
     chosen = next((name for name in seen if name in instances), None)
     if chosen is None or len(seen) == 1:
-        return Visible(tuple(seen))
+        return Visible(tuple(seen), tuple(seen))
     note = f"CUDA uses one MIG instance a process and no other GPU beside it: of {len(seen)} it sees only {chosen}"
-    return Visible((chosen,), (note,))
+    return Visible((chosen,), tuple(seen), (note,))

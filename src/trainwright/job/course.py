@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainwright.errors import UserError
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Interval, TrainSection
 
@@ -46,7 +47,12 @@ class Course:
 
     @classmethod
     def of(cls, train: TrainSection, *, samples: int) -> Course:
-        """Return the course of a job's schedule over `samples` samples."""
+        """Return the course of a job's schedule over `samples` samples; UserError if there is not one step in it."""
+        if steps_per_epoch(samples, train.global_batch_size, train.drop_last) == 0:
+            raise UserError(
+                f"{samples} samples do not fill one batch of train.global_batch_size={train.global_batch_size}",
+                hints=["train.drop_last=false trains on the smaller batch too", "or lower train.global_batch_size"],
+            )
         return cls(samples, train.global_batch_size, train.drop_last, train.num_train_epochs, train.max_steps)
 
     @property

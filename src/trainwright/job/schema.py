@@ -118,7 +118,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Where the examples are and how they become token sequences."""
+    """Where the examples are and how they become token sequences; paths count from the current directory."""
 
     path: str | None = None
     """Training data: a jsonl, json, csv or parquet file, a `datasets` folder, or a hub name; presets leave it out."""

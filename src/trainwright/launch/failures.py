@@ -42,7 +42,7 @@ class Failure:
         if self.signal_name is not None:
             return f"rank {self.rank} was ended by {self.signal_name}"
         if self.text:
-            return "\n".join(f"rank {self.rank}: {line}" for line in self.text.rstrip().splitlines())
+            return f"rank {self.rank} failed:\n{self.text.rstrip()}"
         return f"rank {self.rank} ended with exit status {self.exit_code} and left no word"
 
 

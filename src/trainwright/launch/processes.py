@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 COLLATERAL_GRACE_S = 3.0
 """How long the other ranks may take to write down why they failed, before they are killed."""
 
@@ -28,15 +29,20 @@ class Processes:
 
     def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Start `python -m module arguments` as the next rank, with all its output in `log`."""
-        with log.open("ab") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, "TRAINWRIGHT_LAUNCHER_PID": str(os.getpid())},
-                start_new_session=True,
-            )
+        # A child inherits what is blocked: a signal that comes before it listens waits, instead of killing it.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", module, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment, "TRAINWRIGHT_LAUNCHER_PID": str(os.getpid())},
+                    start_new_session=True,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
         self.children.append(child)
 
     @property

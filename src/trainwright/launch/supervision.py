@@ -13,7 +13,7 @@ from typing import Any
 
 from trainwright.errors import ExitCode
 from trainwright.launch.failures import cause_of, read_failures
-from trainwright.launch.processes import Processes
+from trainwright.launch.processes import STOP_SIGNALS, Processes
 from trainwright.launch.resume import Start
 from trainwright.launch.showing import RankOutput, tell
 from trainwright.plan.layout import Layout
@@ -21,7 +21,6 @@ from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.writing import write_json_atomic
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 HARD_STOP_AFTER = 3
 POLL_S = 0.05
 

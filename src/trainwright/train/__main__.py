@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
@@ -27,8 +28,9 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1)
     sys.excepthook = _end
     # The frameworks warn of their own internals on every start; none of it is for the user.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="deepspeed")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from trainwright.train.worker import run_rank
 
     return run_rank(Path(sys.argv[1]), stop)

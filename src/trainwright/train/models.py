@@ -15,6 +15,7 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import Job, MethodSection
 from trainwright.train.precision import COMPUTE_DTYPES
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PEFT_TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 
 
@@ -179,12 +180,12 @@ def _apply_method(model: nn.Module, method: MethodSection, auto_class: str) -> n
     if method.type == "full":
         _freeze(model, method.freeze)
         return model
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if method.adapter is not None:
-        return PeftModel.from_pretrained(model, method.adapter, is_trainable=True)
+        return _with_adapter(model, method.adapter)
     config = LoraConfig(
         r=method.r,
         lora_alpha=method.alpha,
@@ -200,6 +201,42 @@ def _apply_method(model: nn.Module, method: MethodSection, auto_class: str) -> n
             f"method.targets: {str(error).splitlines()[0]}",
             hints=[f"linear modules of this model: {', '.join(linear)}", "method.targets=all-linear takes them all"],
         ) from error
+
+
+def _with_adapter(model: nn.Module, adapter: str) -> nn.Module:
+    """Go on from an adapter: a folder, a hub name, or a folder inside a hub model (`owner/model/speech-lora`)."""
+    from peft import PeftModel
+
+    folder = Path(adapter) if Path(adapter).is_dir() else _downloaded_adapter(adapter)
+    # Looked at first: peft would fall back to a pickled adapter_model.bin.
+    missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
+    if missing:
+        raise _no_adapter(adapter, f"{folder} has no {' and no '.join(missing)}")
+    return PeftModel.from_pretrained(model, folder, is_trainable=True)
+
+
+def _downloaded_adapter(adapter: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    owner, _, rest = adapter.partition("/")
+    name, _, inside = rest.partition("/")
+    wanted = [f"{inside}/{name}".lstrip("/") for name in ADAPTER_FILES]
+    try:
+        return Path(snapshot_download(f"{owner}/{name}", allow_patterns=wanted)) / inside
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise _no_adapter(adapter, str(error).strip().splitlines()[0]) from error
+
+
+def _no_adapter(adapter: str, reason: str) -> UserError:
+    return UserError(
+        f"method.adapter: no adapter can be loaded from `{adapter}`: {reason}",
+        hints=[
+            f"an adapter is a folder with {' and '.join(ADAPTER_FILES)}",
+            "method.adapter=null begins with a new one",
+        ],
+        exit_code=ExitCode.MISSING,
+    )
 
 
 def _freeze(model: nn.Module, patterns: list[str]) -> None:

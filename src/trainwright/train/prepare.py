@@ -22,6 +22,8 @@ from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.data import cache
 from trainwright.train.data.request import data_request, sha256_of
 from trainwright.train.data.tokenizer import folder_sha256
+from trainwright.train.kill_domain import die_with_launcher
+from trainwright.train.stopping import STOP_SIGNALS
 
 SCHEMA_VERSION = 1
 
@@ -51,8 +53,9 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         _say("usage: python -m trainwright.train.prepare RUN_DIR")
         return ExitCode.USAGE
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     try:
         prepare(Path(arguments[0]))
     except UserError as error:
@@ -147,4 +150,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    die_with_launcher()
     sys.exit(main(sys.argv[1:]))

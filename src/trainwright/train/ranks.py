@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,10 +75,7 @@ def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file
         return Ranks(rank, world_size, device)
     timeout = datetime.timedelta(seconds=MEETING_TIMEOUT_S)
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-        draft = meeting_file.with_suffix(".tmp")
-        draft.write_text(json.dumps({"port": store.port}))
-        draft.replace(meeting_file)
+        store = _store_on_loopback(world_size, timeout, meeting_file)
     else:
         store = dist.TCPStore("127.0.0.1", _wait_for_port(meeting_file), world_size, timeout=timeout)
     if device.type == "cpu":
@@ -92,6 +90,25 @@ def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file
         device_id=device if device.type == "cuda" else None,
     )
     return Ranks(rank, world_size, device)
+
+
+def _store_on_loopback(world_size: int, timeout: datetime.timedelta, meeting_file: Path) -> dist.TCPStore:
+    # TCPStore listens on all interfaces (torch 2.13), unless it is handed a socket that is bound already.
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(
+        "127.0.0.1",
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    draft = meeting_file.with_suffix(".tmp")
+    draft.write_text(json.dumps({"port": port}))
+    draft.replace(meeting_file)
+    return store
 
 
 def _wait_for_port(meeting_file: Path) -> int:

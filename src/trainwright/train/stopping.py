@@ -18,6 +18,8 @@ class StopRequest:
         """Note SIGTERM, SIGINT and SIGUSR2 from now on (USR1 is left to NCCL's own use)."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
+        # The launcher starts a rank with these blocked, so that none is lost before this point.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name

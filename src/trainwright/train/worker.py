@@ -22,9 +22,11 @@ from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.assignment import Assignment
 from trainwright.train.console import environment_lines, model_lines, say
 from trainwright.train.data.dataset import TokenDataset
+from trainwright.train.data.packing import assert_no_leakage
 from trainwright.train.export import export_final_model
 from trainwright.train.loop import StepLoop
 from trainwright.train.models import ParameterCount, build_model, count_parameters, enable_gradient_checkpointing
+from trainwright.train.precision import autocast
 from trainwright.train.ranks import Ranks, open_group
 from trainwright.train.saving import load_checkpoint
 from trainwright.train.stopping import StopRequest
@@ -97,6 +99,9 @@ def _train(
 
     strategy, count = build_strategy(job, task.auto_model_class(), tokenizer, assignment, ranks, folder)
     found = _require_as_planned(strategy, assignment, ranks)
+    if job.data.packing:
+        with autocast(ranks.device, assignment.precision):
+            assert_no_leakage(strategy.forward, task, ranks.device)
     position, best, eval_due = Position(), None, False
     if start["resume_from"] is not None:
         path = Path(start["resume_from"])

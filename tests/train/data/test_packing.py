@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_check_finds_models_that_leak(architecture: str, task: CausalLM) -> None
 def test_packs_hold_each_document_once_and_overflow_nowhere(lengths: list[int]) -> None:
     documents, offsets = pack(np.array(lengths), 50)
     assert sorted(documents.tolist()) == list(range(len(lengths)))
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in itertools.pairwise(offsets):
         assert 0 < sum(lengths[i] for i in documents[start:end]) <= 50
     again = pack(np.array(lengths), 50)
     assert (documents.tolist(), offsets.tolist()) == (again[0].tolist(), again[1].tolist())

@@ -72,7 +72,7 @@ def read_meta(path: Path) -> CacheMeta | None:
     """Return what the finished cache at `path` holds; None if there is none, or a file is missing or cut short."""
     try:
         values = json.loads((path / _META).read_text(encoding="utf-8"))
-        if values.get("format") != FORMAT:
+        if values["format"] != FORMAT:
             return None
         meta = CacheMeta(**values | {"streams": tuple(values["streams"])})
         if all((path / name).stat().st_size == size for name, size in meta.sizes.items()):

@@ -17,7 +17,7 @@ from trainwright.train.data.reading import Located
 from trainwright.train.tasks.protocol import Sample, Task, encode_rows, truncate
 
 _ROWS_AT_ONCE = 1000
-_PROGRESS_EVERY_S = 3.0
+_PROGRESS_EVERY_S = 10.0
 
 
 @dataclass

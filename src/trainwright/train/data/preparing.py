@@ -67,6 +67,8 @@ class Preparation:
         else:
             tokenizer = load_tokenizer(*tokenizer_source(self._job))
         note = ensure_pad_token(tokenizer)
+        if isinstance(chosen, TrainTokenizer) and len(tokenizer) < chosen.vocab_size:
+            note = f"the texts give {len(tokenizer):,} different tokens, fewer than the {chosen.vocab_size:,} asked for"
         save_tokenizer(tokenizer, folder)
         return tokenizer, note
 
@@ -156,6 +158,7 @@ class Preparation:
                 too_long=self._job.data.too_long,
                 problems=problems,
             )
+            problems.raise_if_any()
             for part in parts.values():
                 require_some(part, source.name)
                 # Evaluation is not packed: its loss is the same, and eval.limit counts examples.

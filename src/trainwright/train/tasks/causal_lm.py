@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from trainwright.errors import UserError
 from trainwright.job.schema import Job
@@ -26,6 +25,7 @@ from trainwright.train.data.problems import RowError
 from trainwright.train.tasks.chat import Piece, chat_pieces, read_messages
 from trainwright.train.tasks.padding import attention_mask, pad_right
 from trainwright.train.tasks.protocol import Sample
+from trainwright.train.tasks.token_loss import cross_entropy_sum
 
 
 class CausalLM:
@@ -113,15 +113,10 @@ class CausalLM:
         }
 
     def loss_sum(self, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the cross entropy summed over the targets, in fp32.
-
-        Only the logits of learned positions become fp32: with a large vocabulary they take more memory than all else.
-        """
+        """Return the cross entropy summed over the targets."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         logits = model(**inputs, use_cache=False).logits[:, :-1]
-        labels = batch["labels"][:, 1:]
-        learned = labels != IGNORED
-        return functional.cross_entropy(logits[learned].float(), labels[learned], reduction="sum")
+        return cross_entropy_sum(logits, batch["labels"][:, 1:])
 
     def _pieces_or_error(self, row: dict[str, object]) -> list[Piece] | RowError | None:
         try:

@@ -48,7 +48,7 @@ class Task(Protocol):
         ...
 
     def loss_sum(self, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the SUM of the loss over the batch's target tokens, a scalar in fp32.
+        """Return the SUM of the loss over the batch's target tokens, a scalar in fp32 or fp64.
 
         The step loop divides by the number of targets of the whole global batch.
         """

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from trainwright.errors import UserError
 from trainwright.job.schema import Job
@@ -20,6 +19,7 @@ from trainwright.train.data.packing import IGNORED
 from trainwright.train.data.problems import RowError
 from trainwright.train.tasks.padding import attention_mask, pad_right
 from trainwright.train.tasks.protocol import Sample
+from trainwright.train.tasks.token_loss import cross_entropy_sum
 
 
 class Seq2Seq:
@@ -86,15 +86,14 @@ class Seq2Seq:
         }
 
     def loss_sum(self, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the cross entropy summed over the targets, in fp32.
+        """Return the cross entropy summed over the targets.
 
         Never the model's own loss: that of T5 is a mean over one micro-batch, which no later division makes right.
         """
         labels = batch["labels"]
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         logits = model(**inputs, decoder_input_ids=_decoder_input_ids(model, labels, self._pad), use_cache=False).logits
-        learned = labels != IGNORED
-        return functional.cross_entropy(logits[learned].float(), labels[learned], reduction="sum")
+        return cross_entropy_sum(logits, labels)
 
     def _pair_or_error(self, row: dict[str, object]) -> tuple[str, str] | RowError | None:
         try:

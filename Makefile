@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each makes the virtual environment it needs.
+PYTHON ?= python3
+# Torch comes first and by itself: another package's requirement would draw a build with CUDA, which a CPU does not need.
+# On a machine with NVIDIA GPUs: make TORCH=torch demo
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint docs clean
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[all,dev]"
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/trainwright demo
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) dist build
