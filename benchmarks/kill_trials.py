@@ -13,11 +13,11 @@ import argparse
 import datetime
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -26,28 +26,28 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from live_run import LiveRun, kill_frozen, ledger
+from live_run import TINY_GPT2, LiveRun, kill_frozen, ledger
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp2": 2}
 SAMPLES, GLOBAL_BATCH, SAVE_EVERY_STEPS = 48, 8, 2
 STARTUP_SHARE, STARTUP_S, STEPS_AHEAD, MOMENT_S = 0.2, 4.0, 6, 0.1
 """One kill in five falls within the first seconds of an attempt; the others up to so many steps and seconds later."""
 
-JOB = """\
-name: trial
-model:
-  from_scratch:
-    architecture: gpt2
-    dimensions: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 64, resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.1}}
-  tokenizer: {{vocab_size: 300}}
-data: {{path: data.jsonl, max_length: 64, cache_dir: cache}}
-train:
-  {{global_batch_size: {batch}, micro_batch_size: 2, learning_rate: 1e-3, lr_scheduler_type: cosine,
-   num_train_epochs: {epochs}}}
-checkpoint: {{every: {every} steps, keep: 2}}
-resources: {{device: cpu, precision: fp32}}
-tracking: []
-"""
+LINE = "{:9} {:9} {:>5} {:>8} {:>10} {:>10} {:>10} {:>9} {:>7}"
+JOB = {
+    "name": "trial",
+    "model": {"from_scratch": TINY_GPT2, "tokenizer": {"vocab_size": 300}},
+    "data": {"path": "data.jsonl", "max_length": 64, "cache_dir": "cache"},
+    "train": {
+        "global_batch_size": GLOBAL_BATCH,
+        "micro_batch_size": 2,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "cosine",
+    },
+    "checkpoint": {"every": f"{SAVE_EVERY_STEPS} steps", "keep": 2},
+    "resources": {"device": "cpu", "precision": "fp32"},
+    "tracking": [],
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,19 @@ class Outcome:
     same_losses: bool
     each_sample_once_an_epoch: bool
     wall_s: float
+
+    def __str__(self) -> str:
+        return LINE.format(
+            self.strategy,
+            self.killed,
+            self.kills,
+            self.mid_save,
+            f"{self.most_lost_steps} steps",
+            "identical" if self.same_weights else "DIFFERENT",
+            "identical" if self.same_losses else "DIFFERENT",
+            "once" if self.each_sample_once_an_epoch else "NOT ONCE",
+            f"{self.wall_s:.0f} s",
+        )
 
     @property
     def problems(self) -> list[str]:
@@ -97,8 +110,7 @@ class Trials:
         self.folder.mkdir(parents=True, exist_ok=True)
         rows = ({"prompt": f"what is {n} and {n * 7 % 13}?", "response": str(n + n * 7 % 13)} for n in range(SAMPLES))
         (self.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        job = JOB.format(batch=GLOBAL_BATCH, epochs=self.epochs, every=SAVE_EVERY_STEPS)
-        (self.folder / "job.yaml").write_text(job)
+        (self.folder / "job.yaml").write_text(json.dumps(JOB, indent=1))  # JSON is YAML 1.2
         with self._run("reference") as run:
             assert run.end() == 0, run.said
         self.reference = run.run_dir
@@ -126,31 +138,28 @@ class Trials:
         slowest_s = 0.0
         while moments.left:
             with self._run("launcher-killed") as run:
-                run.wait_for_ranks(self.ranks)
-                moments.wait(run, run.attempt)
-                if moments.aim:
-                    run.wait_for("a save", run.staging)
-                run.launcher.send_signal(signal.SIGKILL)
-                killed_s = time.monotonic()
-                run.launcher.wait()
-                while run.processes() and time.monotonic() < killed_s + 30:
-                    time.sleep(0.02)
-                slowest_s = max(slowest_s, time.monotonic() - killed_s)
-                moments.count(bool(run.staging()))
+                ranks = run.wait_for_ranks(self.ranks)
+                moments.count(self._kill_at_a_moment(run, ranks, run.attempt, moments, launcher=True))
+                slowest_s = max(slowest_s, run.vanish())
         with self._run("launcher-killed") as run:
             assert run.end() == 0, run.said
         return self._outcome(run, "launcher", moments, slowest_s, began_s)
 
     def _run(self, name: str, *options: str) -> LiveRun:
         run_dir = self.folder / "outputs" / name
-        overrides = [f"name={name}", f"resources.strategy={self.strategy}", f"resources.ranks={self.ranks}"]
+        overrides = [
+            f"name={name}",
+            f"resources.strategy={self.strategy}",
+            f"resources.ranks={self.ranks}",
+            f"train.num_train_epochs={self.epochs}",
+        ]
         return LiveRun(self.folder, run_dir, [*overrides, *options])
 
     def _kill_at_a_moment(
-        self, run: LiveRun, ranks: list[psutil.Process], attempt: int, moments: _Moments
+        self, run: LiveRun, ranks: list[psutil.Process], attempt: int, moments: _Moments, *, launcher: bool = False
     ) -> bool:
         moments.wait(run, attempt)
-        while (mid_save := kill_frozen(run, ranks, only_mid_save=moments.aim)) is None:
+        while (mid_save := kill_frozen(run, ranks, only_mid_save=moments.aim, launcher=launcher)) is None:
             run.wait_for("a save", run.staging)
         return mid_save
 
@@ -206,9 +215,7 @@ class _Moments:
         if in_startup and not self.aim:
             time.sleep(STARTUP_S * share)
             return
-        start = run.wait_for("the start of the attempt", lambda: run.start_step(attempt) is not None)
-        start = run.start_step(attempt) or 0
-        run.wait_for("a step", lambda: run.last_step(attempt) > start + steps)
+        run.wait_for("a step", lambda: run.last_step(attempt) > (run.start_step(attempt) or 0) + steps)
         time.sleep(MOMENT_S * share)
 
 
@@ -223,7 +230,7 @@ def samples_are_exact(rows: list[dict[str, Any]], epochs: int) -> bool:
     The order of an epoch is a permutation of all samples, so a stretch of positions is a set of samples.
     """
     seen = [0, *(row["samples_seen"] for row in rows)]
-    sizes = [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    sizes = [after - before for before, after in itertools.pairwise(seen)]
     whole_steps = [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return whole_steps and set(sizes) == {GLOBAL_BATCH} and seen[-1] == epochs * SAMPLES
 
@@ -240,34 +247,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     outcomes = []
-    line = "{:9} {:9} {:>5} {:>8} {:>10} {:>12} {:>11} {:>7} {:>7}"
-    print(line.format("strategy", "killed", "kills", "mid-save", "most lost", "weights", "losses", "samples", "wall"))
+    print(LINE.format("strategy", "killed", "kills", "mid-save", "most lost", "weights", "losses", "samples", "wall"))
     for strategy in options.strategies:
         with tempfile.TemporaryDirectory(prefix="kill-trials-") as folder:
             trials = Trials(Path(folder), strategy, options.epochs, options.seed)
-            share = options.mid_saves / options.kills
-            for kind in (
-                lambda trials=trials: trials.kill_ranks(options.kills, options.mid_saves),
-                lambda trials=trials: trials.kill_launcher(
-                    options.launcher_kills, round(share * options.launcher_kills)
-                ),
+            mid_saves = round(options.mid_saves / options.kills * options.launcher_kills)
+            for outcome in (
+                trials.kill_ranks(options.kills, options.mid_saves),
+                trials.kill_launcher(options.launcher_kills, mid_saves),
             ):
-                outcome = kind()
                 outcomes.append(outcome)
-                print(
-                    line.format(
-                        outcome.strategy,
-                        outcome.killed,
-                        outcome.kills,
-                        outcome.mid_save,
-                        f"{outcome.most_lost_steps} steps",
-                        "identical" if outcome.same_weights else "DIFFERENT",
-                        "identical" if outcome.same_losses else "DIFFERENT",
-                        "once" if outcome.each_sample_once_an_epoch else "NOT ONCE",
-                        f"{outcome.wall_s:.0f} s",
-                    ),
-                    flush=True,
-                )
+                print(outcome, flush=True)
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     for problem in problems:
         print(problem, file=sys.stderr)

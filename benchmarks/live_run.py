@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,25 @@ from trainwright.runs.records import read
 from trainwright.runs.writing import read_json
 
 Found = TypeVar("Found")
+# Makes its standard input the controlling terminal, and so the source of Ctrl+C, before it becomes the command.
+ON_TERMINAL = (
+    sys.executable,
+    "-c",
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])",
+)
+TINY_GPT2 = {
+    "architecture": "gpt2",
+    "dimensions": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 128,
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1,
+    },
+}
+"""A model with dropout, so that a resume which lost its place in the random numbers would show."""
 PATIENCE_S = 240
 """Longest wait for anything to happen; a start takes 5 s on an idle machine and a minute on a busy one."""
 
@@ -36,14 +57,19 @@ class LiveRun:
         arguments: Sequence[str],
         *,
         environment: Mapping[str, str] | None = None,
-        terminal: int | None = None,
+        on_terminal: bool = False,
     ) -> None:
         self.run_dir, self.console = run_dir, folder / f"{run_dir.name}.console"
         self._said_before = self.console.stat().st_size if self.console.exists() else 0
         self.attempt_before = self.attempt
+        self._keyboard: int | None = None
+        terminal: int | None = None
+        if on_terminal:
+            self._keyboard, terminal = pty.openpty()
+        command = [sys.executable, "-m", "trainwright", "train", "job.yaml", *arguments]
         with self.console.open("ab") as output:
             self.launcher = subprocess.Popen(
-                [sys.executable, "-m", "trainwright", "train", "job.yaml", *arguments],
+                [*ON_TERMINAL, *command] if on_terminal else command,
                 cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(environment or {})},
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
@@ -51,6 +77,9 @@ class LiveRun:
                 stderr=output if terminal is None else terminal,
                 start_new_session=True,
             )
+        if terminal is not None:
+            os.close(terminal)
+            threading.Thread(target=self._read_screen, daemon=True).start()
 
     def __enter__(self) -> LiveRun:
         return self
@@ -62,6 +91,17 @@ class LiveRun:
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def _read_screen(self) -> None:
+        assert self._keyboard is not None
+        with self.console.open("ab", buffering=0) as output, contextlib.suppress(OSError):
+            while text := os.read(self._keyboard, 4096):
+                output.write(text)
+
+    def press(self, keys: bytes) -> None:
+        """Type on the terminal that the command runs on; b"\\x03" is Ctrl+C."""
+        assert self._keyboard is not None
+        os.write(self._keyboard, keys)
 
     @property
     def said(self) -> str:
@@ -128,13 +168,20 @@ class LiveRun:
 
         return self.wait_for(f"{count} ranks", all_there)
 
-    def wait_for_step(self, step: int) -> int:
-        """Wait until this start of the command has recorded `step` or a later one, and return that."""
-        return self.wait_for(
+    def wait_for_step(self, step: int) -> None:
+        """Wait until this start of the command has recorded `step` or a later one."""
+        self.wait_for(
             f"step {step}",
-            lambda: (self.attempt > self.attempt_before and (self.last_step(self.attempt) >= step))
-            and self.last_step(self.attempt),
+            lambda: self.attempt > self.attempt_before and self.last_step(self.attempt) >= step,
         )
+
+    def vanish(self) -> float:
+        """Return the seconds until no process of the run is left, the launcher having been killed; 30 at most."""
+        began_s = time.monotonic()
+        self.launcher.wait()
+        while self.processes() and time.monotonic() < began_s + 30:
+            time.sleep(0.02)
+        return time.monotonic() - began_s
 
     def end(self, within_s: float = PATIENCE_S) -> int:
         """Return the exit status of the command, negative for a signal."""
@@ -144,11 +191,13 @@ class LiveRun:
             raise AssertionError(f"still running after {within_s} s:\n{self.said}") from None
 
 
-def kill_frozen(run: LiveRun, ranks: Sequence[psutil.Process], *, only_mid_save: bool) -> bool | None:
-    """SIGKILL all ranks at one moment; return whether that was in the middle of a save.
+def kill_frozen(
+    run: LiveRun, ranks: Sequence[psutil.Process], *, only_mid_save: bool, launcher: bool = False
+) -> bool | None:
+    """SIGKILL all ranks, or the launcher, at one moment; return whether that was in the middle of a save.
 
-    They are stopped first, so that what is seen on disk is what they left. With `only_mid_save` they go on unharmed,
-    and None is returned, when the moment turns out to be another.
+    The ranks are stopped first, so that what is seen on disk is what they left. With `only_mid_save` they go on
+    unharmed, and None is returned, when the moment turns out to be another.
     """
     for process in ranks:
         process.send_signal(signal.SIGSTOP)
@@ -157,6 +206,9 @@ def kill_frozen(run: LiveRun, ranks: Sequence[psutil.Process], *, only_mid_save:
         for process in ranks:
             process.send_signal(signal.SIGCONT)
         return None
+    if launcher:
+        run.launcher.kill()
+        return mid_save
     for process in ranks:
         process.send_signal(signal.SIGKILL)
     return mid_save

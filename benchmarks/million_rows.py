@@ -25,15 +25,24 @@ from trainwright.job.schema import Job
 
 LIMIT_GIB = 1.5
 _ROWS_AT_ONCE = 50_000
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvwz" for vowel in "aeiou"]
+_PEAK = """
+import pathlib, re, resource, sys, time
+
+def peak_kib():
+    if sys.platform == "linux":
+        # Not ru_maxrss: a child begins with the peak of the process that started it (exec_mmap, fs/exec.c).
+        return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
+"""
 _PREPARE = """
-import resource, sys
 from trainwright.train.prepare import main
 code = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak_kib(), time.process_time())
 sys.exit(code)
 """
 _READ = """
-import json, resource, sys
+import json
 import torch, transformers
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.order import epoch_order
@@ -41,7 +50,7 @@ prepared = json.load(open(sys.argv[1] + "/prepared.json"))
 data = TokenDataset(prepared["train"]["cache"])
 tokens = sum(len(data[int(index)]["input_ids"]) for index in epoch_order(42, 0, len(data)))
 assert tokens == prepared["train"]["tokens"], (tokens, prepared["train"]["tokens"])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak_kib(), time.process_time())
 """
 
 
@@ -63,17 +72,17 @@ def main() -> int:
         train = json.loads((run / "prepared.json").read_text())["train"]
         file_mib = rows.stat().st_size / 2**20
     print(f"{arguments.rows:,} rows, parquet {file_mib:.0f} MiB, {train['tokens']:,} tokens")
-    print(f"{'process':<36}{'peak resident':>16}{'time':>10}")
-    for name, (gib, seconds) in processes.items():
-        print(f"{name:<36}{gib:>12.2f} GiB{seconds:>8.1f} s")
+    print(f"{'process':<36}{'peak resident':>16}{'time':>10}{'CPU time':>12}")
+    for name, (gib, seconds, cpu_s) in processes.items():
+        print(f"{name:<36}{gib:>12.2f} GiB{seconds:>8.1f} s{cpu_s:>10.1f} s")
     figures = {
         "rows": arguments.rows,
         "parquet_mib": round(file_mib, 1),
         "tokens": train["tokens"],
         "limit_gib": LIMIT_GIB,
         "processes": {
-            name: {"peak_resident_gib": round(gib, 3), "seconds": round(seconds, 1)}
-            for name, (gib, seconds) in processes.items()
+            name: {"peak_resident_gib": round(gib, 3), "seconds": round(seconds, 1), "cpu_seconds": round(cpu_s, 1)}
+            for name, (gib, seconds, cpu_s) in processes.items()
         },
         "versions": {
             "python": platform.python_version(),
@@ -86,7 +95,7 @@ def main() -> int:
     }
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     print(f"written to {arguments.json}")
-    return int(any(gib > LIMIT_GIB for gib, _ in processes.values()))
+    return int(any(gib > LIMIT_GIB for gib, _, _ in processes.values()))
 
 
 def _write_rows(path: Path, rows: int) -> None:
@@ -95,10 +104,16 @@ def _write_rows(path: Path, rows: int) -> None:
         for start in range(0, rows, _ROWS_AT_ONCE):
             numbers = range(start, min(start + _ROWS_AT_ONCE, rows))
             questions = [
-                f"A shop sells {n} apples on Monday and {n % 97} on Tuesday. How many in all?" for n in numbers
+                f"{_name(n)} sells {n} apples and {n % 97} pears to {_name(n * 7)}. How many?" for n in numbers
             ]
-            answers = [f"It sells {n} + {n % 97} = {n + n % 97} apples in all." for n in numbers]
+            answers = [f"{_name(n)} sells {n} + {n % 97} = {n + n % 97} pieces of fruit in all." for n in numbers]
             writer.write_table(pa.table({"question": questions, "answer": answers}, schema=schema))
+
+
+def _name(number: int) -> str:
+    """Return one of 421,875 names, so that the tokenizer finds as many words to learn as it has room for."""
+    size = len(_SYLLABLES)
+    return "".join(_SYLLABLES[number // size**place % size] for place in range(3)).capitalize()
 
 
 def _job(rows: Path, run: Path) -> Job:
@@ -111,13 +126,14 @@ def _job(rows: Path, run: Path) -> Job:
     )
 
 
-def _measure(program: str, run: Path) -> tuple[float, float]:
-    """Run a program on the run folder; return its peak resident memory in GiB and its seconds."""
+def _measure(program: str, run: Path) -> tuple[float, float, float]:
+    """Run a program on the run folder; return its peak resident memory in GiB, its seconds, and its CPU seconds."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE, text=True, check=True)
-    # ru_maxrss is in KiB on Linux and in bytes on macOS (getrusage(2)).
-    unit = 1 if sys.platform == "darwin" else 1024
-    return int(done.stdout.split()[-1]) * unit / 2**30, time.monotonic() - began
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK + program, str(run)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    peak_kib, cpu_s = map(float, done.stdout.split())
+    return peak_kib / 2**20, time.monotonic() - began, cpu_s
 
 
 if __name__ == "__main__":

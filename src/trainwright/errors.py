@@ -50,3 +50,12 @@ class UserError(Exception):
             lines.append("")
             lines += [f"hint: {hint}" for hint in self.hints]
         return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the error as plain data, for `--json`."""
+        return {
+            "message": self.message,
+            "problems": list(self.problems),
+            "hints": list(self.hints),
+            "exit_code": int(self.exit_code),
+        }

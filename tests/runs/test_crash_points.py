@@ -68,7 +68,7 @@ def test_every_crash_point_leaves_a_valid_checkpoint(
 
 
 def test_everything_is_durable_before_it_gets_its_name(strace: Strace, tmp_path: Path) -> None:
-    """C02: a kill cannot show it, a power cut would: each file and folder is synced, then the rename, then its parent."""
+    """C02: a kill cannot show it, a power cut would: files and folders first, then the rename, then its parent."""
     run = tmp_path / "run"
     strace.count("?fsync,?rename,?renameat,?renameat2", run, "save", KEEP, BEST, 10)
     calls = strace.log.read_text().splitlines()

@@ -159,7 +159,7 @@ def test_a_manifest_with_an_impossible_size_is_refused_at_once(saved: RunFolder,
     started_s = time.monotonic()
     forge(saved.checkpoint_dir(20), files={"model.safetensors": FileDigest(size_bytes, "0" * 64)})
     falls_back(saved, "model.safetensors")
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 10, "it was read"
 
 
 def test_a_file_that_grew_to_a_tebibyte_is_not_read(saved: RunFolder) -> None:
@@ -167,7 +167,7 @@ def test_a_file_that_grew_to_a_tebibyte_is_not_read(saved: RunFolder) -> None:
     os.truncate(saved.checkpoint_dir(20) / "model.safetensors", 2**40)
     started_s = time.monotonic()
     falls_back(saved, "model.safetensors has 1099511627776 bytes")
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 10, "it was read"
 
 
 def test_a_huge_manifest_is_not_read(saved: RunFolder) -> None:
@@ -175,7 +175,7 @@ def test_a_huge_manifest_is_not_read(saved: RunFolder) -> None:
     os.truncate(saved.checkpoint_dir(20) / "manifest.json", 2**40)
     started_s = time.monotonic()
     falls_back(saved, "manifest.json")
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 10, "it was read"
 
 
 _opened: list[str] | None = None

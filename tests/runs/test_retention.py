@@ -128,3 +128,16 @@ def test_sweep_takes_leftovers_and_nothing_else(folder: RunFolder) -> None:
     assert sorted(path.name for path in folder.path.glob(".*")) == [folder.staging_dir(20, attempt).name]
     assert (precious / "data").read_text() == "x"
     assert newest_step(folder) == 10
+
+
+def test_what_the_last_attempt_staged_goes_once_it_has_ended(folder: RunFolder) -> None:
+    """G7: the launcher says so after its ranks are gone; an attempt that is not the latest any more says nothing."""
+    old = folder.start_attempt()
+    attempt = folder.start_attempt()
+    staging = folder.staging_dir(20, attempt)
+    staging.mkdir()
+    assert folder.sweep() == []
+    assert folder.sweep(ended=old) == []
+    assert staging.is_dir()
+    assert len(folder.sweep(ended=attempt)) == 1
+    assert not staging.exists()

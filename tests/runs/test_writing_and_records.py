@@ -45,7 +45,7 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> N
         assert content["filler"] == [content["number"]] * 2000
         assert content["number"] in (told[-1], told[-1] + 1)
         last = told[-1] + 1
-    assert last > 40
+    assert last >= 20
 
 
 def test_numbers_of_other_libraries_and_infinities_become_plain(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disturbed_runs import TINY_GPT2, WriteDropoutJob, finish
 from real_runs import SAMPLES, TINY_LLAMA, CompletedRun, RunningTrain, RunTrain, StartTrain, WriteJob
 
 
@@ -93,3 +95,52 @@ def run_train(start_train: StartTrain) -> RunTrain:
         return start_train(job, *arguments).finish()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def base_model(question_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained llama with its tokenizer, as transformers saves them, and in `adapter/` a LoRA adapter of peft's."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trainwright.train.data.tokenizer import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("base-model")
+    tokenizer = train_tokenizer(question_file.read_text().splitlines(), 400, ends_with_eos=False)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(11)
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **special, **TINY_LLAMA["dimensions"]))
+    model.save_pretrained(folder)
+    adapter = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    get_peft_model(model, adapter).save_pretrained(folder / "adapter")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dropout_job(write_job: WriteJob) -> WriteDropoutJob:
+    """Write `<folder>/job.yaml` and return the folder: two ranks under DDP, 120 steps, and dropout.
+
+    The faulty task lies beside it.
+    """
+
+    def write(folder: Path, **sections: Any) -> Path:
+        shared = {
+            "model": {"from_scratch": TINY_GPT2, "tokenizer": {"vocab_size": 400}},
+            "train": {"global_batch_size": 8, "micro_batch_size": 4, "num_train_epochs": 10.0},
+            "resources": {"ranks": 2, "strategy": "ddp"},
+        }
+        write_job(folder, **{**shared, **sections})
+        shutil.copy(Path(__file__).with_name("faulty_task.py"), folder)
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def undisturbed(dropout_job: WriteDropoutJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of the dropout job, trained in one go."""
+    folder = dropout_job(tmp_path_factory.mktemp("undisturbed"))
+    finish(folder, folder / "runs" / "run")
+    return folder / "runs" / "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Annotated
@@ -48,6 +49,8 @@ def main() -> None:
     try:
         app(args=with_resume_value(sys.argv[1:]))
     except UserError as error:
+        if "--json" in sys.argv:
+            print(json.dumps({"schema_version": 1, "error": error.to_json()}, indent=2))
         print(error.render(), file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:

@@ -19,6 +19,7 @@ class LearningRate:
 
     shape: str
     peak: float
+    step_samples: int
     warmup_samples: float
     total_samples: int
     min_ratio: float
@@ -28,9 +29,14 @@ class LearningRate:
     def of(cls, train: TrainSection, *, peak: float, total_samples: int) -> LearningRate:
         """Return the curve of a schedule; `peak` is the learning rate after any scaling."""
         warmup = train.warmup_steps
-        warmup_samples = warmup * total_samples if warmup < 1 else warmup * train.global_batch_size
         return cls(
-            train.lr_scheduler_type, peak, warmup_samples, total_samples, train.min_lr_ratio, train.one_cycle_div_factor
+            shape=train.lr_scheduler_type,
+            peak=peak,
+            step_samples=train.global_batch_size,
+            warmup_samples=warmup * total_samples if warmup < 1 else warmup * train.global_batch_size,
+            total_samples=total_samples,
+            min_ratio=train.min_lr_ratio,
+            div_factor=train.one_cycle_div_factor,
         )
 
     def at(self, samples_seen: int) -> float:
@@ -48,10 +54,11 @@ class LearningRate:
 
     def _one_cycle(self, samples_seen: int) -> float:
         top, start = self.peak * self.div_factor, self.peak
-        end, rising = start / 1e4, 0.3 * self.total_samples
+        # torch counts to the last step's beginning: the top is one step before 30 %, the end one before the last.
+        rising, last = 0.3 * self.total_samples - self.step_samples, self.total_samples - self.step_samples
         if samples_seen < rising:
             return _cosine(start, top, samples_seen / rising)
-        return _cosine(top, end, min(1.0, (samples_seen - rising) / (self.total_samples - rising)))
+        return _cosine(top, start / 1e4, min(1.0, (samples_seen - rising) / (last - rising)))
 
 
 def _cosine(begin: float, end: float, share: float) -> float:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # What a rank says when it is another one that went away (measured on gloo; NCCL's own wording).
 COLLATERAL = re.compile(
@@ -41,6 +42,8 @@ class Failure:
         """Return the cause in a few lines, the rank named."""
         if self.signal_name is not None:
             return f"rank {self.rank} was ended by {self.signal_name}"
+        if self.is_collateral:
+            return f"no rank says why; rank {self.rank} only saw that another was gone:\n{self.text.rstrip()}"
         if self.text:
             return f"rank {self.rank} failed:\n{self.text.rstrip()}"
         return f"rank {self.rank} ended with exit status {self.exit_code} and left no word"
@@ -53,11 +56,19 @@ def read_failures(attempt_dir: Path, exit_codes: Sequence[int | None], killed: C
         if code in (None, 0, 75) or rank in killed:
             continue
         assert code is not None
-        path = attempt_dir / f"rank_{rank}.error.json"
-        written = json.loads(path.read_text()) if path.exists() else {}
+        written = _last_words(attempt_dir / f"rank_{rank}.error.json")
         name = signal.Signals(-code).name if code < 0 else None
         failures.append(Failure(rank, code, name, written.get("time_s", float("inf")), written.get("text", "")))
     return failures
+
+
+def _last_words(path: Path) -> dict[str, Any]:
+    """Return what a rank wrote of its end: nothing, if it was killed before or while it did."""
+    try:
+        words: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return words
 
 
 def cause_of(failures: Sequence[Failure]) -> Failure:

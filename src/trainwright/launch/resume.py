@@ -101,6 +101,8 @@ def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:
         hints.append("to go on all the same: " + " ".join(f"--allow {key}" for key in consentable))
     if any(difference.key == "train.global_batch_size" for difference in verdict.refused):
         hints.append("with train.max_steps the end would move: give train.num_train_epochs instead")
+    if any(difference.key == "data" for difference in verdict.refused):
+        hints.append("data.path no longer gives the examples that the run has learned from: restore the data")
     hints += [
         "undo the change, or give the run another `name`",
         "`--fresh` starts again from nothing; the old folder is kept under another name",

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -130,6 +130,8 @@ def _run_attempt(
                 processes.wait_for_collateral()
     finally:
         processes.kill()
+        with suppress(OSError):  # on a disk that fails, what they left half written stays for the next start
+            folder.sweep(ended=attempt)
     return _outcome(folder, processes, attempt, stop)
 
 
@@ -145,11 +147,18 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
         tell("stopped hard: what came after the last checkpoint is lost; run the same command to go on from there")
         return ExitCode.FAILED, False
     cause = cause_of(failures)
-    append(
-        folder.events_jsonl,
-        {"event": "failed", "attempt": attempt, "rank": cause.rank, "exit_code": cause.exit_code, "text": cause.text},
-    )
     tell(cause.describe())
+    with suppress(OSError):  # a disk that fails must not hide the cause
+        append(
+            folder.events_jsonl,
+            {
+                "event": "failed",
+                "attempt": attempt,
+                "rank": cause.rank,
+                "exit_code": cause.exit_code,
+                "text": cause.text,
+            },
+        )
     tell(f"log: {folder.rank_log(attempt, cause.rank)}")
     known = cause.exit_code in set(ExitCode)
     return ExitCode(cause.exit_code) if known else ExitCode.FAILED, cause.killed

@@ -96,7 +96,7 @@ def choose(job: Job, given: Collection[str], devices: tuple[Device, ...]) -> tup
         assert base is not None
         rate = scaled_learning_rate(rate, base, train.global_batch_size, train.lr_scaling)
     advice = learning_rate_advice(train.learning_rate, base, train.global_batch_size, train.lr_scaling)
-    warnings = [choice.warning for choice in precisions[:1] if choice.warning]
+    warnings = [precision.warning] if precision.warning else []
     return job, Plan(layout, rate, choices, tuple(warnings), tuple(advice))
 
 
@@ -167,7 +167,7 @@ def _require_optimizer_fits(job: Job, strategy: str, kind: str) -> None:
     optim = job.train.optim
     if optim == "adafactor" and strategy.startswith(("zero", "fsdp")):
         raise UserError(
-            f"train.optim=adafactor factors whole matrices, which {strategy} cuts into pieces: it would learn otherwise",
+            f"train.optim=adafactor factors whole matrices, and {strategy} cuts them: it would learn otherwise",
             hints=["train.optim=adamw", "or resources.strategy=ddp"],
         )
     if optim == "adamw_8bit" and (strategy.startswith(("zero", "fsdp")) or kind != "cuda"):

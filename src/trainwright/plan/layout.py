@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from trainwright.errors import UserError
 
-SEVERAL_RANKS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -47,15 +45,11 @@ class Layout:
         return None
 
     def _strategy(self) -> str | None:
-        if self.strategy in SEVERAL_RANKS:
-            return (
-                None
-                if self.ranks > 1 or self.strategy.startswith("zero")
-                else (
-                    f"resources.strategy={self.strategy} shares work among ranks, and there is {self.ranks}: use `single`"
-                )
-            )
-        return None if self.ranks == 1 else f"resources.strategy=single runs 1 rank, not {self.ranks}: use `ddp`"
+        if self.strategy == "single":
+            return None if self.ranks == 1 else f"resources.strategy=single runs 1 rank, not {self.ranks}: use `ddp`"
+        if self.ranks > 1 or self.strategy.startswith("zero"):
+            return None
+        return f"resources.strategy={self.strategy} shares work among ranks, and there is 1: use `single`"
 
     def _offload(self) -> str | None:
         if self.offload == "none" or self.strategy in ("zero1", "zero2", "zero3"):

@@ -11,7 +11,7 @@ from typing import Any
 from trainwright.errors import ExitCode, UserError
 from trainwright.runs.manifest import RUN_ID, CorruptCheckpoint, read_manifest
 from trainwright.runs.trash import TRASH_PREFIX, remove, set_aside
-from trainwright.runs.writing import TEMPORARY_PREFIX, read_json, write_json_atomic, write_json_once
+from trainwright.runs.writing import TEMPORARY_PREFIX, read_json, sync_dir, write_json_atomic, write_json_once
 
 # Nineteen digits and more cannot be a step; they only cost time.
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})", re.ASCII)
@@ -120,6 +120,7 @@ class RunFolder:
             _make_own_dir(self.path)
             if not self.run_json.exists():
                 write_json_once(self.run_json, {"run_id": os.urandom(16).hex()})
+                sync_dir(self.path.parent)
         except OSError as error:
             message = f"the run folder {self.path} cannot be made: {error.strerror}"
             raise UserError(
@@ -170,11 +171,14 @@ class RunFolder:
                 exit_code=ExitCode.FAILED,
             )
 
-    def sweep(self) -> list[str]:
-        """Remove the trash and the staging folders of other attempts, and return what was removed."""
+    def sweep(self, *, ended: int | None = None) -> list[str]:
+        """Remove the trash and the staging folders of former attempts, and return what was removed.
+
+        `ended` is the latest attempt once all its processes are gone: its staging folders go too.
+        """
         fence = self._fence()
         for match in list(self._names(self.path, _STAGING)):
-            if int(match[1]) != fence:
+            if int(match[1]) != fence or fence == ended:
                 try:
                     set_aside(self.path / match[0])
                 except FileNotFoundError:

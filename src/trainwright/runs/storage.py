@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 # Quotas and parallel file systems often fail for a moment only.
 _TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _LASTING = {errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM}
-# Seven seconds in all: a disk that is really full is reported within ten.
-_WAITS_S = (2.0, 5.0)
+# Six seconds in all: a disk that is really full is reported within ten.
+_WAITS_S = (2.0, 4.0)
 # How libraries word a failed write when they raise something of their own: safetensors, and torch's zip writer,
 # which on a full disk only says `unexpected pos`.
 _WORDINGS = {

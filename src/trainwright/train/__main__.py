@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.runs.storage import storage_errno
 from trainwright.train.kill_domain import die_with_launcher
 from trainwright.train.stopping import StopRequest
 
@@ -41,6 +43,13 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
     Not through the interpreter's shutdown: another rank may wait in a collective, whose threads would hold this one.
     """
+    reason = storage_errno(error) if isinstance(error, OSError) else None
+    if reason is not None:
+        error = UserError(
+            f"the storage failed: {os.strerror(reason)} ({getattr(error, 'filename', None) or sys.argv[1]})",
+            hints=["free space or repair the storage, then run the same command to go on from the last checkpoint"],
+            exit_code=ExitCode.STORAGE,
+        )
     if isinstance(error, UserError):
         exit_code, text = int(error.exit_code), error.render()
     else:
@@ -48,8 +57,9 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
     rank, attempt = os.environ["RANK"], os.environ["TRAINWRIGHT_ATTEMPT"]
     record = {"rank": int(rank), "exit_code": exit_code, "time_s": time.time(), "text": text}
     path = Path(sys.argv[1]) / "logs" / f"attempt_{attempt}" / f"rank_{rank}.error.json"
-    path.write_text(json.dumps(record))
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # on a full disk the exit status alone has to say it
+        path.write_text(json.dumps(record))
+        print(text, file=sys.stderr, flush=True)
     os._exit(exit_code)
 
 

@@ -112,7 +112,7 @@ class StepLoop:
         return self._order[1][batch.start : batch.stop]
 
     def _forward_backward(self, batch: Batch, samples: npt.NDArray[np.int64], targets: int, feed: Feed) -> float:
-        """Accumulate the gradient of the mean loss over all targets of the global batch; return this rank's loss sum."""
+        """Accumulate the gradient of the mean loss over all targets of the batch; return this rank's loss sum."""
         parts = self.assignment.micro_batches(samples)
         # A rank whose part is empty goes through the pass all the same, with a sample that counts for nothing.
         fed = [part if len(part) else samples[:1] for part in parts]

@@ -147,6 +147,8 @@ def _from_pretrained(job: Job, auto_class: str, dtype: torch.dtype, on_meta: boo
             ],
             exit_code=ExitCode.MISSING,
         ) from error
+    if job.method.type == "qlora":
+        _keep_packing(model)
     return model
 
 
@@ -174,6 +176,17 @@ def _nf4(compute_dtype: torch.dtype) -> Any:
         # FSDP2 shards by dtype: the packed weights must have that of their neighbours.
         bnb_4bit_quant_storage=compute_dtype,
     )
+
+
+def _keep_packing(model: nn.Module) -> None:
+    """Keep bitsandbytes (0.50) from repacking 4-bit weights for AVX512 when it first evaluates on the CPU.
+
+    The repacked weights lose precision in the training that follows, and a sharded copy of them is thrown away while
+    their description stays.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _apply_method(model: nn.Module, method: MethodSection, auto_class: str) -> nn.Module:

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trainwright.job.course import Position
-from trainwright.runs.checkpoints import FileDigest, commit, open_staging, retain, seal_file
+from trainwright.runs.checkpoints import FileDigest, commit, open_staging, read_manifest, retain, seal_file
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.storage import retry_storage
 from trainwright.train.ranks import Ranks
@@ -74,20 +74,28 @@ def save_checkpoint(
         "scalars": strategy.scalars(),
     }
     if ranks.is_first:
-        digests |= _write_companions(staging, strategy, state)
+        digests |= retry_storage(
+            lambda: _write_companions(staging, strategy, state), f"saving checkpoint-{step}", path=staging
+        )
     everyone = ranks.gather(digests)
     if ranks.is_first:
         together = {name: digest for part in everyone for name, digest in part.items()}
-        commit(folder, step, attempt, together, contract=contract, state=state)
+        retry_storage(
+            lambda: commit(folder, step, attempt, together, contract=contract, state=state),
+            f"saving checkpoint-{step}",
+            path=folder.path,
+        )
         retain(folder, keep, best.step if best else None)
     ranks.barrier()
     return folder.checkpoint_dir(step)
 
 
-def load_checkpoint(path: Path, state: dict[str, Any], strategy: Strategy) -> tuple[Position, Best | None, bool]:
+def load_checkpoint(path: Path, strategy: Strategy) -> tuple[Position, Best | None, bool]:
     """Bring the strategy to a verified checkpoint; return position, best evaluation and whether one is still due."""
-    strategy.load_weights(TensorReader(path, weights_stem(strategy)))
-    strategy.load_optimizer(TensorReader(path, OPTIMIZER_STEM))
+    manifest = read_manifest(path)
+    strategy.load_weights(TensorReader(path, weights_stem(strategy), manifest.files))
+    strategy.load_optimizer(TensorReader(path, OPTIMIZER_STEM, manifest.files))
+    state = manifest.state
     strategy.load_scalars(state["scalars"])
     best = Best(**state["best"]) if state["best"] else None
     return Position(**state["position"]), best, bool(state["eval_due"])
@@ -98,8 +106,17 @@ def _write(writer: ShardWriter, staging: Path, step: int, *, is_first: bool) -> 
         paths = [writer.write(staging), writer.write_index(staging) if is_first else None]
         return {path.name: seal_file(path) for path in paths if path is not None}
 
+    def make_room() -> None:
+        # What was half written would take the room that the error report needs on a full disk.
+        (staging / writer.file_name).unlink(missing_ok=True)
+
     return retry_storage(
-        write_and_seal, f"saving checkpoint-{step}", path=staging, also=(RuntimeError, SafetensorError)
+        write_and_seal,
+        f"saving checkpoint-{step}",
+        path=staging,
+        needed_bytes=writer.own_bytes,
+        clean_up=make_room,
+        also=(RuntimeError, SafetensorError),
     )
 
 

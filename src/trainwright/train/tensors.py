@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,11 @@ class ShardWriter:
         """Name of this rank's file."""
         return shard_name(self._stem, self._rank, self._shards)
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the tensors in this rank's file."""
+        return self._bytes[self._rank] if self._rank < self._shards else 0
+
     def collect(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take in all tensors, keeping this rank's."""
         for name, tensor in tensors:
@@ -62,12 +68,17 @@ class ShardWriter:
 
 
 class TensorReader:
-    """Reads whole tensors or rows of them from the files that a ShardWriter wrote."""
+    """Reads whole tensors or rows of them from the files that a ShardWriter wrote.
 
-    def __init__(self, folder: Path, stem: str) -> None:
+    Out of `files`, the names that the manifest lists: whatever else lies in the folder was never checked.
+    """
+
+    def __init__(self, folder: Path, stem: str, files: Iterable[str]) -> None:
+        files = sorted(files)
+        own = fnmatch.filter(files, f"{stem}.safetensors") + fnmatch.filter(files, f"{stem}-*-of-*.safetensors")
         self._files = {}
-        for path in sorted(folder.glob(f"{stem}.safetensors")) + sorted(folder.glob(f"{stem}-*-of-*.safetensors")):
-            handle = safe_open(path, framework="pt", device="cpu")
+        for file in own:
+            handle = safe_open(folder / file, framework="pt", device="cpu")
             for name in handle.keys():  # noqa: SIM118  (a handle is not a dict)
                 self._files[name] = handle
 

@@ -14,7 +14,6 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.job.course import Course, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
-from trainwright.runs.checkpoints import read_manifest
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.storage import require_free_space
@@ -105,7 +104,7 @@ def _train(
     position, best, eval_due = Position(), None, False
     if start["resume_from"] is not None:
         path = Path(start["resume_from"])
-        position, best, eval_due = load_checkpoint(path, read_manifest(path).state, strategy)
+        position, best, eval_due = load_checkpoint(path, strategy)
     tracking = None
     if ranks.is_first:
         require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
@@ -171,8 +170,11 @@ def _train(
 def build_strategy(
     job: Job, auto_class: str, tokenizer: Any, assignment: Assignment, ranks: Ranks, folder: RunFolder
 ) -> tuple[Strategy, ParameterCount]:
-    """Build the model and hand it to the strategy of the plan; under FSDP2 only rank 0 holds the weights at first."""
-    on_meta = assignment.strategy == "fsdp2" and not ranks.is_first
+    """Build the model and hand it to the strategy of the plan; under FSDP2 only rank 0 holds the weights at first.
+
+    A base that is packed in 4 bits is the exception: it is small, and every rank packs its own.
+    """
+    on_meta = assignment.strategy == "fsdp2" and not ranks.is_first and job.method.type != "qlora"
     model: nn.Module = build_model(
         job, auto_class=auto_class, tokenizer=tokenizer, precision=assignment.precision, on_meta=on_meta
     )

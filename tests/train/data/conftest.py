@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,30 @@ def make_run(tmp_path: Path) -> MakeRun:
         return run
 
     return make
+
+
+_PEAK = """
+import pathlib, re, resource, sys
+
+def peak_kib():
+    if sys.platform == "linux":
+        # Not ru_maxrss: a child begins with the peak of the process that started it (exec_mmap, fs/exec.c).
+        return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
+"""
+
+
+@pytest.fixture
+def numbers_of() -> Callable[..., list[int]]:
+    """Run a program in a process of its own, where `peak_kib()` is its peak resident memory; return what it prints."""
+
+    def run(program: str, *arguments: Path) -> list[int]:
+        command = [sys.executable, "-c", _PEAK + program, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return [int(number) for number in done.stdout.split()]
+
+    return run
 
 
 @pytest.fixture

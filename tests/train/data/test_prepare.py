@@ -252,7 +252,7 @@ def test_a_renamed_file_with_the_same_rows_is_the_same_data(make_run: MakeRun, q
 @pytest.fixture
 def many_questions(tmp_path: Path) -> Path:
     path = tmp_path / "many.jsonl"
-    rows = ({"question": f"What is {a} plus {a + 1}?", "answer": f"It is {2 * a + 1}."} for a in range(150_000))
+    rows = ({"question": f"What is {a} plus {a + 1}?", "answer": f"It is {2 * a + 1}."} for a in range(60_000))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainwright.job.schema import TrainSection
 from trainwright.train.precision import COMPUTE_DTYPES
-from trainwright.train.strategies.replicated import Replicated
+from trainwright.train.strategies.replicated import Replicated, is_quantized
 from trainwright.train.strategies.states import (
     restore_state,
     saved_tensors,
@@ -85,20 +85,20 @@ def shard(model: nn.Module, *, device: torch.device, precision: str) -> None:
     """Shard `model` in place over all ranks; rank 0 holds the weights, the others may hold none (meta).
 
     One unit for each block that transformers never splits, and one for the rest. Rank 0 hands out the weights
-    tensor by tensor, so that a node holds one copy of the model and not one for each rank.
+    tensor by tensor, so that a node holds one copy of the model and not one for each rank. A base packed in 4 bits
+    stays where each rank loaded it: its weights are bound to their scales and cannot be handed out one by one.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     compute = COMPUTE_DTYPES[precision]
     policy = MixedPrecisionPolicy() if precision == "fp32" else MixedPrecisionPolicy(compute, torch.float32)
+    if is_quantized(model):
+        _shard_units(model, mesh, policy)
+        return
     whole = {name: tensor.detach() for name, tensor in _all_tensors(model)} if dist.get_rank() == 0 else {}
     ties = _ties(model)
     model.to("meta")
     _tie(model, ties)
-    blocks = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
-        if type(module).__name__ in blocks:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    _shard_units(model, mesh, policy)
     model.to_empty(device=device)
     _tie(model, ties)
     with torch.no_grad():
@@ -113,6 +113,14 @@ def shard(model: nn.Module, *, device: torch.device, precision: str) -> None:
             else:
                 dist.broadcast(source, src=0)
                 tensor.copy_(source)
+
+
+def _shard_units(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    blocks = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def _all_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

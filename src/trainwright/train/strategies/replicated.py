@@ -29,7 +29,7 @@ class Replicated:
 
     def __init__(self, model: nn.Module, train: TrainSection, *, device: torch.device, name: str, fp16: bool) -> None:
         self.name = name
-        self.module = model if _is_quantized(model) else model.to(device)
+        self.module = model if is_quantized(model) else model.to(device)
         self._adapters_only = hasattr(model, "peft_config")
         self._world_size = dist.get_world_size() if dist.is_initialized() else 1
         self.forward: nn.Module = self.module
@@ -95,7 +95,8 @@ class Replicated:
         return {"strategy": "ddp" if wrapped else "single"}
 
 
-def _is_quantized(model: nn.Module) -> bool:
+def is_quantized(model: nn.Module) -> bool:
+    """Say whether the base is packed in 4 bits."""
     return getattr(model, "is_loaded_in_4bit", False) or getattr(
         getattr(model, "base_model", None), "is_loaded_in_4bit", False
     )
