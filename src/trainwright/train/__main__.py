@@ -24,6 +24,7 @@ from trainwright.train.stopping import StopRequest
 def main() -> int:
     """Run one rank; what ends it is written beside its log, so that the launcher can tell cause from consequence."""
     die_with_launcher()
+    os.umask(0o077)  # what a run writes is for its owner alone, also where a library makes the file
     stop = StopRequest()
     stop.listen()
     faulthandler.enable()

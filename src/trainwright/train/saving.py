@@ -85,7 +85,9 @@ def save_checkpoint(
             f"saving checkpoint-{step}",
             path=folder.path,
         )
-        retain(folder, keep, best.step if best else None)
+        retry_storage(
+            lambda: retain(folder, keep, best.step if best else None), "deleting old checkpoints", path=folder.path
+        )
     ranks.barrier()
     return folder.checkpoint_dir(step)
 

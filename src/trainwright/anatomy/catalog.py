@@ -1,0 +1,116 @@
+"""The bundled dimensions of well-known models, for planning without a network; read from catalog.yaml."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ruamel.yaml import YAML
+
+from trainwright.anatomy import read_config
+from trainwright.anatomy.config import TRACE_HINT, Config
+from trainwright.errors import ExitCode, UserError
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PublishedCount(_Entry):
+    """How many parameters a checkpoint is said to have, and by whom."""
+
+    value: Annotated[float, Field(gt=0)]
+    source: str
+    places: Annotated[int, Field(ge=1)] | None = None
+    """Digits that are published; None: all."""
+
+    def agrees_with(self, count: int) -> bool:
+        """Whether `count` is the number that is published, to the digits that are."""
+        return self.value == (count if self.places is None else float(f"{count:.{self.places - 1}e}"))
+
+
+class CatalogModel(_Entry):
+    """One set of dimensions, and the models that have it."""
+
+    config: dict[str, Any]
+    """Content of config.json, without what is the default of the family."""
+    parameters: PublishedCount
+    also: tuple[str, ...] = ()
+    unverified: bool = False
+
+
+class Catalog(_Entry):
+    """All models by their name on the hub, and what each source is."""
+
+    sources: dict[str, str]
+    models: dict[str, CatalogModel]
+
+    @model_validator(mode="after")
+    def _sources_are_known(self) -> Catalog:
+        for name, model in self.models.items():
+            if model.parameters.source not in self.sources:
+                raise ValueError(f"{name}: source `{model.parameters.source}` is not listed under `sources`")
+        return self
+
+
+@cache
+def catalog() -> Catalog:
+    """The bundled catalogue, validated once a process."""
+    text = (files("trainwright.anatomy") / "catalog.yaml").read_text(encoding="utf-8")
+    return Catalog.model_validate(YAML(typ="safe", pure=True).load(text))
+
+
+def find(name: str) -> CatalogModel | None:
+    """The entry of a hub name, whatever its case; None when the catalogue has none."""
+    return _by_name().get(name.lower())
+
+
+def config_of(model: str) -> Config:
+    """The dimensions of a model that a job names: a folder with config.json, or a hub name of the catalogue.
+
+    Raises:
+        UserError: the name is unknown, the file unreadable, or the family not described.
+    """
+    if Path(model).is_dir():
+        return read_config(_read_json(Path(model) / "config.json"))
+    entry = find(model)
+    if entry is None:
+        near = difflib.get_close_matches(model.lower(), _by_name(), n=3)
+        spelled = [_spelling()[close] for close in near]
+        hints = [f"did you mean {' or '.join(spelled)}?"] if near else []
+        raise UserError(
+            f"the dimensions of `{model}` are not in the catalogue",
+            hints=[*hints, "name a folder that holds the model's config.json", TRACE_HINT],
+            exit_code=ExitCode.MISSING,
+        )
+    return read_config(entry.config)
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path.parent} has no config.json", hints=["name the folder of a model"], exit_code=ExitCode.MISSING
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no JSON object")
+    return content
+
+
+@cache
+def _by_name() -> dict[str, CatalogModel]:
+    return {name.lower(): entry for key, entry in catalog().models.items() for name in (key, *entry.also)}
+
+
+@cache
+def _spelling() -> dict[str, str]:
+    return {name.lower(): name for key, entry in catalog().models.items() for name in (key, *entry.also)}
