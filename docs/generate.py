@@ -1,6 +1,6 @@
 """Writes the reference pages from the code; CI fails when they are stale.
 
-    python docs/generate.py
+python docs/generate.py
 """
 
 from __future__ import annotations

@@ -59,3 +59,13 @@ class UserError(Exception):
             "hints": list(self.hints),
             "exit_code": int(self.exit_code),
         }
+
+
+def not_installed(what: str, package: str, *, extra: str | None = None, instead: str) -> UserError:
+    """Return the error for a package that `what` needs; `extra` is ours that brings it, `instead` does without."""
+    requirement = f"'trainwright[{extra}]'" if extra else package
+    return UserError(
+        f"{what} needs {package}, which is not installed",
+        hints=[f"pip install {requirement}", f"or {instead}"],
+        exit_code=ExitCode.MISSING,
+    )

@@ -102,8 +102,9 @@ def test_a_batch_cannot_change_where_the_end_is_counted_in_steps() -> None:
     "now, key",
     [
         (contract(data="1" * 64), "data"),
-        (contract(model={"name": "org/other"}), "model"),
-        (contract(method={"type": "lora"}), "method"),
+        (contract(model={"name": "org/other"}), "model.name"),
+        (contract(method={"type": "lora"}), "method.type"),
+        (contract(method={"r": 4}), "method.r"),
         (contract(train={"seed": 7}), "train.seed"),
         (contract(train={"optim": "adafactor"}), "train.optim"),
         (contract(task="mine:Task"), "task"),

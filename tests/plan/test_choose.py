@@ -183,3 +183,16 @@ def test_a_job_without_data_is_told_what_to_add() -> None:
     with pytest.raises(UserError) as caught:
         choose(Job.model_validate({"name": "x", "model": {"name": "m"}}), (), CPU)
     assert "data.path=train.jsonl" in caught.value.render()
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_without_a_saved_base_are_refused(method: str) -> None:
+    """DoD 2: 4-bit packing would silently not happen, and the adapters would load onto nothing."""
+    said = refusal(
+        CPU,
+        model={"from_scratch": {"architecture": "llama"}, "tokenizer": {"vocab_size": 400}},
+        method={"type": method},
+    )
+    assert f"method.type={method}" in said
+    assert "model.from_scratch has none" in said
+    assert "train it first with method.type=full" in said

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 from disturbed_runs import (
     LiveRun,
     WriteDropoutJob,
@@ -143,21 +142,24 @@ def test_a_crash_that_would_come_again_is_shown_and_not_repeated(dropout_job: Wr
     assert ledger(run.run_dir)[-1]["step"] == 6
 
 
-@pytest.mark.parametrize("phase", ["preparing", "starting", "training"])
-def test_nothing_survives_a_killed_launcher(dropout_job: WriteDropoutJob, tmp_path: Path, phase: str) -> None:
-    """S09, G7: SIGKILL of the launcher takes every process with it within ten seconds, and the run lock is free."""
-    folder, run_dir = dropout_job(tmp_path), tmp_path / "runs" / "run"
-    with LiveRun(folder, run_dir, []) as run:
-        if phase == "preparing":
-            run.wait_for(phase, run.processes)
-        elif phase == "starting":
-            run.wait_for_ranks(2)
-        else:
-            run.wait_for_step(3)
-        run.launcher.kill()
-        assert run.vanish() < 10
-    with LiveRun(folder, run_dir, ["train.max_steps=1", "--dry-run"]) as run:
-        assert run.end() == 0, run.said
+def test_nothing_survives_a_killed_launcher_and_the_same_command_goes_on(
+    dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
+) -> None:
+    """S09, C01, G7: killed in three phases, it takes every process with it within ten seconds and leaves no lock."""
+    folder, run_dir = dropout_job(tmp_path, checkpoint={"every": "2 steps"}), tmp_path / "runs" / "run"
+    phases: dict[str, Callable[[LiveRun], object]] = {
+        "preparing": lambda run: run.processes(),
+        "starting": lambda run: run.attempt > run.attempt_before and run.ranks(),
+        "saving": lambda run: run.attempt > run.attempt_before and run.last_step(run.attempt) > 3 and run.staging(),
+    }
+    for phase, reached in phases.items():
+        with LiveRun(folder, run_dir, []) as run:
+            run.wait_for(phase, lambda run=run, reached=reached: reached(run))
+            run.launcher.kill()
+            assert run.vanish() < 10, phase
+    assert newest_step(run_dir) >= 2
+    finish(folder, run_dir)
+    assert_same_end(run_dir, undisturbed)
 
 
 def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_been(

@@ -11,6 +11,7 @@ import typer
 
 from trainwright import __version__
 from trainwright.cli import config
+from trainwright.cli.demo import demo
 from trainwright.cli.gpus import gpus
 from trainwright.cli.presets import presets
 from trainwright.cli.train import train, with_resume_value
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(demo)
 app.command()(gpus)
 app.command()(presets)
 app.add_typer(config.app, name="config")

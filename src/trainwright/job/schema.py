@@ -83,8 +83,9 @@ class FromScratch(Section):
 
     architecture: str
     """Model type as in a Hugging Face `config.json`: `llama`, `qwen2`, `gpt2`, `t5`, ..."""
-    dimensions: dict[str, StrictInt | float | bool | str | None] = Field(default_factory=dict)
-    """Fields of that architecture's config, such as `hidden_size`; the vocabulary size follows the tokenizer."""
+    dimensions: dict[str, StrictInt | float | bool | str | list[StrictInt | str] | None] = Field(default_factory=dict)
+    """Fields of that architecture's config, such as `hidden_size` or the list `layer_types`; the vocabulary size
+    follows the tokenizer."""
 
 
 class TrainTokenizer(Section):

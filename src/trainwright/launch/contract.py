@@ -81,10 +81,10 @@ def contract_of(job: Job, plan: Plan, prepared: Mapping[str, Any]) -> dict[str, 
         "schedule": {f"train.{name}": getattr(train, name) for name in SCHEDULE}
         | {"peak learning rate": plan.learning_rate},
         "fixed": {
-            "model": model,
+            **_by_key("model", model),
             "task": job.task,
-            "task_options": job.task_options,
-            "method": job.method.model_dump(mode="json", exclude={"merge"}),
+            **_by_key("task_options", job.task_options),
+            **_by_key("method", job.method.model_dump(mode="json", exclude={"merge"})),
             "train.optim": train.optim,
             "train.seed": train.seed,
             "data": prepared["data_fingerprint"],
@@ -116,6 +116,13 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Collecti
     else:
         level = Level.EXACT
     return Verdict(level, tuple(every), tuple(refused))
+
+
+def _by_key(key: str, value: Any) -> dict[str, Any]:
+    """Return what a section holds under the dotted keys that a user would change."""
+    if not isinstance(value, Mapping):
+        return {key: value}
+    return {path: leaf for name, inner in value.items() for path, leaf in _by_key(f"{key}.{name}", inner).items()}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

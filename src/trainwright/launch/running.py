@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.hardware.local import local_inventory, select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
@@ -143,10 +143,6 @@ def _set_old_run_aside(folder: RunFolder) -> None:
 def _require_train_extra() -> None:
     import importlib.util
 
-    missing = [name for name in ("torch", "transformers", "peft", "safetensors") if not importlib.util.find_spec(name)]
-    if missing:
-        raise UserError(
-            f"training needs {', '.join(missing)}",
-            hints=["pip install 'trainwright[train]'"],
-            exit_code=ExitCode.MISSING,
-        )
+    for package in ("torch", "transformers", "peft", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise not_installed("training", package, extra="train", instead="see the plan alone: --dry-run")

@@ -52,6 +52,7 @@ def choose(job: Job, given: Collection[str], devices: tuple[Device, ...]) -> tup
         UserError: the job cannot run on these devices; all contradictions at once.
     """
     _require_available_task(job)
+    _require_base_for_adapters(job)
     kind = devices[0].kind
     ranks = _ranks(job, devices)
     strategy = _strategy(job, ranks.value)
@@ -138,6 +139,17 @@ def _require_available_task(job: Job) -> None:
         )
     if job.data.path is None:
         raise UserError("no training data is named", hints=["data.path=train.jsonl, or a line `path:` under `data:`"])
+
+
+def _require_base_for_adapters(job: Job) -> None:
+    method = job.method.type
+    if job.model.from_scratch is None or method == "full":
+        return
+    without = "packs a saved model in 4 bits" if method == "qlora" else "leaves adapters beside a saved model"
+    raise UserError(
+        f"method.type={method} {without}, and model.from_scratch has none",
+        hints=["train it first with method.type=full, then set model.name to the final_model of that run"],
+    )
 
 
 def _ranks(job: Job, devices: tuple[Device, ...]) -> Choice[int]:

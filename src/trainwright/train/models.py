@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.job.schema import Job, MethodSection
 from trainwright.train.precision import COMPUTE_DTYPES
 
@@ -161,11 +161,7 @@ def _nf4(compute_dtype: torch.dtype) -> Any:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            "method.type=qlora needs bitsandbytes",
-            hints=["pip install 'trainwright[qlora]'", "or method.type=lora"],
-            exit_code=ExitCode.MISSING,
-        ) from error
+        raise not_installed("method.type=qlora", "bitsandbytes", extra="qlora", instead="method.type=lora") from error
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(

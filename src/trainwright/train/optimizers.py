@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import not_installed
 from trainwright.job.schema import TrainSection
 
 
@@ -32,10 +32,8 @@ def build_optimizer(model: nn.Module, train: TrainSection) -> torch.optim.Optimi
         try:
             from bitsandbytes.optim import AdamW8bit
         except ImportError as error:
-            raise UserError(
-                "train.optim=adamw_8bit needs bitsandbytes",
-                hints=["pip install 'trainwright[qlora]'", "or train.optim=adamw"],
-                exit_code=ExitCode.MISSING,
+            raise not_installed(
+                "train.optim=adamw_8bit", "bitsandbytes", extra="qlora", instead="train.optim=adamw"
             ) from error
         return AdamW8bit(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon)
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import not_installed
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
@@ -44,7 +44,7 @@ def _tensorboard(logs_dir: Path, resumed_step: int) -> Log:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise _missing("tensorboard") from error
+        raise not_installed("tracking", "tensorboard", instead="leave it out of `tracking`") from error
     # purge_step hides what a killed attempt logged beyond the checkpoint that this one resumed from.
     writer = SummaryWriter(str(logs_dir), purge_step=resumed_step + 1 if resumed_step else None)
 
@@ -60,7 +60,7 @@ def _wandb(job: Job, folder: RunFolder) -> Log:
     try:
         import wandb
     except ImportError as error:
-        raise _missing("wandb") from error
+        raise not_installed("tracking", "wandb", instead="leave it out of `tracking`") from error
     # One run over all attempts; WANDB_PROJECT, WANDB_MODE and WANDB_DIR of the environment win.
     run = wandb.init(name=job.name, id=folder.run_id, resume="allow", dir=str(folder.logs_dir))
     return lambda step, metrics: run.log(dict(metrics), step=step)
@@ -70,16 +70,8 @@ def _mlflow(job: Job, folder: RunFolder) -> Log:
     try:
         import mlflow
     except ImportError as error:
-        raise _missing("mlflow") from error
+        raise not_installed("tracking", "mlflow", instead="leave it out of `tracking`") from error
     found: Any = mlflow.search_runs(filter_string=f"tags.trainwright_run_id = '{folder.run_id}'", output_format="list")
     run_id = found[0].info.run_id if found else None
     mlflow.start_run(run_id=run_id, run_name=job.name, tags={"trainwright_run_id": folder.run_id})
     return lambda step, metrics: mlflow.log_metrics(dict(metrics), step=step)
-
-
-def _missing(name: str) -> UserError:
-    return UserError(
-        f"tracking names {name}, which is not installed",
-        hints=[f"pip install {name}", "or leave it out of `tracking`"],
-        exit_code=ExitCode.MISSING,
-    )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import not_installed
 from trainwright.job.schema import TrainSection
 from trainwright.train.optimizers import build_optimizer, set_learning_rate
 from trainwright.train.strategies.states import saved_tensors, stored_name, trained_parameters
@@ -166,10 +166,6 @@ def import_deepspeed() -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise UserError(
-            "ZeRO needs DeepSpeed",
-            hints=["pip install 'trainwright[deepspeed]'", "or resources.strategy=fsdp2"],
-            exit_code=ExitCode.MISSING,
-        ) from error
+        raise not_installed("ZeRO", "deepspeed", extra="deepspeed", instead="resources.strategy=fsdp2") from error
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
