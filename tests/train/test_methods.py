@@ -16,7 +16,9 @@ import torch
 from real_runs import CompletedRun, RunTrain, WriteJob
 from safetensors.torch import load_file
 
+from trainwright.job.schema import Job
 from trainwright.train.data.dataset import TokenDataset
+from trainwright.train.models import build_model
 
 STEPS = 12
 ON_TWO = ("resources.ranks=2",)
@@ -182,13 +184,15 @@ def test_unknown_targets_are_answered_with_the_known_ones(run_of: RunOf) -> None
         assert name in run.stderr
 
 
-def test_half_precision_on_the_cpu_is_bf16_with_adapters_in_fp32(run_of: RunOf, lora: CompletedRun) -> None:
-    """S4-18 to S4-22, T-28: fp16 is asked for, bf16 runs, the reason is said, and the loss falls as in fp32."""
+def test_half_precision_on_the_cpu_keeps_adapters_in_fp32(run_of: RunOf, lora: CompletedRun) -> None:
+    """S4-18 to S4-22, T-28: fp16 is asked for, what the CPU can do runs (bf16 where it is native), and why is said."""
     run = done(run_of("half", "method.type=lora", "method.r=8", "resources.precision=fp16"))
-    assert "warning: " in run.stderr and "fp16" in run.stderr
-    assert "trained_dtype float32, precision bf16" in run.stderr
+    found = json.loads((run.folder / "training_config.json").read_text())["found"]["precision"]
+    assert found in ("bf16", "fp32")
+    assert f"warning: the CPU does not train in FP16, switching to {found.upper()}" in run.stderr
+    assert f"trained_dtype float32, precision {found}" in run.stderr
     assert run.losses[-1] < run.losses[0] - 0.2
-    np.testing.assert_allclose(run.losses, lora.losses, atol=0.05)
+    np.testing.assert_allclose(run.losses, lora.losses, rtol=0, atol=0.05)
 
 
 def test_packing_learns_what_unpacked_training_learns(
@@ -243,6 +247,21 @@ def test_tied_embeddings_stay_tied_when_sharded(
     assert eval_loss(loaded, sharded) == pytest.approx(last_eval_loss(sharded), abs=1e-5)
 
 
+def is_frozen(name: str) -> bool:
+    return name.startswith(("shared.", "encoder."))
+
+
+def unmoved(model: Any, run: CompletedRun) -> set[str]:
+    """Return the names of the parameters that are bit-equal to those the run began with."""
+    from transformers import AutoTokenizer
+
+    job = Job.model_validate_json((run.folder / "resolved.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(run.folder / "tokenizer")
+    options = {"tokenizer": tokenizer, "precision": "fp32", "on_meta": False}
+    first = dict(build_model(job, auto_class="AutoModelForSeq2SeqLM", **options).named_parameters())
+    return {name for name, tensor in model.named_parameters() if torch.equal(first[name], tensor)}
+
+
 def test_t5_learns_with_its_encoder_frozen(
     tmp_path: Path, question_file: Path, write_job: WriteJob, run_train: RunTrain
 ) -> None:
@@ -278,9 +297,4 @@ def test_t5_learns_with_its_encoder_frozen(
     model = AutoModelForSeq2SeqLM.from_pretrained(together.folder / "final_model")
     assert eval_loss(model, together) == pytest.approx(last_eval_loss(together), abs=1e-5)
 
-    first = run_train(job, "name=first", "train.max_steps=1")
-    states = [load_file(done(run).folder / "final_model" / "model.safetensors") for run in (first, alone)]
-    stay = {name for name in states[0] if name.startswith(("shared.", "encoder."))}
-    same = {name for name in states[0] if torch.equal(states[0][name], states[1][name])}
-    assert stay <= same
-    assert not {name for name in same if name.startswith("decoder.block")}
+    assert unmoved(model, together) == {name for name, _ in model.named_parameters() if is_frozen(name)}

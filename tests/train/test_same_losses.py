@@ -1,7 +1,7 @@
 """The same global batch gives the same losses, however it is cut and whatever shares the work (issue 2, done when 3).
 
-Measured here over 50 steps at learning rate 3e-3, in which the loss falls from 5.78 to 2.00: at most 9e-8 between
-cuts of the batch, and the tolerances below leave about a factor of ten.
+Measured over 50 steps at learning rate 3e-3, in which the loss falls from 5.8 to 2.1: losses within 1.7e-7, gradient
+norms within 1e-6 of their size, and final weights within 1.2e-7.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 STEPS = 50
 CUTS = {
     "1x8x1": (),
-    "1x2x4": ("train.micro_batch_size=2",),
     "2x2x2": ("resources.ranks=2", "train.micro_batch_size=2"),
     "2x4x1": ("resources.ranks=2", "train.micro_batch_size=4"),
 }
@@ -32,7 +31,8 @@ RunOf = Callable[[str], CompletedRun]
 def run_of(tmp_path_factory: pytest.TempPathFactory, write_job: WriteJob, run_train: RunTrain) -> RunOf:
     """Each run by its name, made once."""
     train = {"learning_rate": 3e-3, "warmup_steps": 5, "max_steps": STEPS, "weight_decay": 0.1}
-    job = write_job(tmp_path_factory.mktemp("same-losses"), train={"global_batch_size": 8, **train})
+    # The last batch of each epoch holds one sample: on two ranks one of them has nothing to do.
+    job = write_job(tmp_path_factory.mktemp("same-losses"), data={"limit": 89}, train={"global_batch_size": 8, **train})
 
     @cache
     def run_of(name: str) -> CompletedRun:
@@ -54,14 +54,14 @@ def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.T
 
 
 def test_the_run_learns(run_of: RunOf) -> None:
-    """Equal losses mean something only if they move: they fall by half, through five epochs with short last batches."""
+    """Equal losses mean something only if they move: they fall by half, in more than four epochs."""
     run = run_of("1x8x1")
     assert len(run.losses) == STEPS
     assert run.losses[-1] < 0.5 * run.losses[0]
     assert run.steps()[STEPS]["epoch"] > 4
 
 
-@pytest.mark.parametrize("cut", ["1x2x4", "2x2x2", "2x4x1"])
+@pytest.mark.parametrize("cut", ["2x2x2", "2x4x1"])
 def test_ranks_micro_batches_and_accumulation_do_not_change_the_loss(run_of: RunOf, cut: str) -> None:
     """Ranks x micro-batch x accumulation: each step's loss to 1e-6 for 50 steps (X, loss normalised over the whole)."""
     ranks, micro, accumulation = cut.split("x")
@@ -78,4 +78,4 @@ def test_every_strategy_computes_what_one_process_does(run_of: RunOf, strategy: 
     np.testing.assert_allclose(run.losses, alone.losses, rtol=0, atol=1e-5)
     norms = [[record["grad_norm"] for record in r.steps().values()] for r in (run, alone)]
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-5)
-    assert largest_difference(weights_of(run.folder), weights_of(alone.folder)) < 1e-4
+    assert largest_difference(weights_of(run.folder), weights_of(alone.folder)) < 1e-5

@@ -49,7 +49,7 @@ def _root(
 def main() -> None:
     """Run the command; errors for the user go to stderr, with the exit code that says what kind they are."""
     try:
-        app(args=with_resume_value(sys.argv[1:]))
+        app(args=with_resume_value(sys.argv[1:]), prog_name="trainwright")
     except UserError as error:
         if "--json" in sys.argv:
             print(json.dumps({"schema_version": 1, "error": error.to_json()}, indent=2))

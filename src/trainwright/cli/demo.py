@@ -1,4 +1,4 @@
-"""`trainwright demo`: a model from nothing that answers questions, in the time a kettle takes."""
+"""`trainwright demo`: a small model from nothing that answers questions, stopped and resumed on the way."""
 
 from __future__ import annotations
 

@@ -13,9 +13,7 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Values laid over the job.")
     ] = None,
-    gpus: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Which GPUs: 0,1 (indices, UUIDs, MIG ids), or how many.")
-    ] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="LIST", help="Which GPUs: 0,1 (indices, UUIDs, MIG ids).")] = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="[PATH]", help="Go on from the newest whole checkpoint, which must exist, or from PATH."),

@@ -81,12 +81,12 @@ resources: {{device: cpu, precision: fp32}}
 
 
 class DemoFolder:
-    """The folder of one demo and every path in it."""
+    """The folder of one demo and every path in it, all absolute."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.run = RunFolder(path.absolute() / "demo")
-        self.lora_run = RunFolder(path.absolute() / "demo-lora")
+        self.path = path.expanduser().resolve()
+        self.run = RunFolder(self.path / "demo")
+        self.lora_run = RunFolder(self.path / "demo-lora")
 
     @property
     def stories(self) -> Path:
@@ -137,7 +137,7 @@ class DemoFolder:
             ) from error
 
     def _quoted_paths(self) -> dict[str, str]:
-        """Return absolute paths, so that the job files work from every folder, as JSON strings, which YAML reads."""
+        """Return paths as JSON strings, which YAML reads; absolute ones, so that a job file works from every folder."""
         paths = {
             "folder": self.path,
             "stories": self.stories,
@@ -145,7 +145,7 @@ class DemoFolder:
             "cache": self.path / "cache",
             "model": self.run.final_model_dir,
         }
-        return {name: json.dumps(str(path.absolute()), ensure_ascii=False) for name, path in paths.items()}
+        return {name: json.dumps(str(path), ensure_ascii=False) for name, path in paths.items()}
 
 
 def _question_rows(seed: int) -> Iterable[Mapping[str, object]]:

@@ -67,9 +67,9 @@ def run_demo(output_dir: Path, seed: int) -> ExitCode:
 def _write_data(folder: DemoFolder, seed: int) -> None:
     _heading("1. A data set")
     folder.write(seed)
-    tell(f"{TRAINING_ROWS:,} small stories with questions are in {folder.stories}.")
+    tell(f"{TRAINING_ROWS:,} small stories with questions are in {_shown(folder.stories)}.")
     tell(f"{QUESTIONS} more are kept for the end; no fact in them is told anywhere in the training data.")
-    tell(f"The job file {folder.base_job} says what to train on them, and how.")
+    tell(f"The job file {_shown(folder.base_job)} says what to train on them, and how.")
 
 
 def _train_with_a_stop(folder: DemoFolder, stop: StopAsked) -> ExitCode:
