@@ -10,11 +10,7 @@ from typing import Annotated
 import typer
 
 from trainwright import __version__
-from trainwright.cli import config
-from trainwright.cli.demo import demo
-from trainwright.cli.gpus import gpus
-from trainwright.cli.presets import presets
-from trainwright.cli.train import train, with_resume_value
+from trainwright.cli import config, demo, gpus, presets, train
 from trainwright.errors import ExitCode, UserError
 
 app = typer.Typer(
@@ -24,10 +20,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(demo)
-app.command()(gpus)
-app.command()(presets)
+app.command()(train.train)
+app.command()(demo.demo)
+app.command()(gpus.gpus)
+app.command()(presets.presets)
 app.add_typer(config.app, name="config")
 
 
@@ -49,7 +45,7 @@ def _root(
 def main() -> None:
     """Run the command; errors for the user go to stderr, with the exit code that says what kind they are."""
     try:
-        app(args=with_resume_value(sys.argv[1:]), prog_name="trainwright")
+        app(args=train.with_resume_value(sys.argv[1:]), prog_name="trainwright")
     except UserError as error:
         if "--json" in sys.argv:
             print(json.dumps({"schema_version": 1, "error": error.to_json()}, indent=2))

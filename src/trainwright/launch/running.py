@@ -128,7 +128,9 @@ def _dry_run(folder: RunFolder, job: Job, plan: Plan) -> ExitCode:
 
 
 def _set_old_run_aside(folder: RunFolder) -> None:
-    """Keep the old run under `<name>.old-N`; only the lock, which this process holds, stays."""
+    """Keep the old run, if there is one, under `<name>.old-N`; only the lock, which this process holds, stays."""
+    if not folder.resolved_json.exists():
+        return
     number = 1
     while (aside := folder.path.with_name(f"{folder.path.name}.old-{number}")).exists():
         number += 1
