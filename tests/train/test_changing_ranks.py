@@ -156,14 +156,16 @@ CHANGES: dict[str, tuple[Sequence[str], str]] = {
 def test_another_job_is_refused_and_the_field_is_named(
     chain: Chain, job: Path, run_train: RunTrain, change: str
 ) -> None:
-    """Contract `refused`: exit 2 before any rank starts, and what was saved stays as it was."""
+    """Contract `refused`: exit 2 before any rank starts, and all that the run folder holds stays as it was."""
     arguments, problem = CHANGES[change]
     before = sorted(path.name for path in chain.interrupted.glob("checkpoint-*"))
+    described = {path.name: path.read_text() for path in chain.interrupted.glob("*.json")}
     run = run_train(job, "name=interrupted", *LEGS[0], *arguments)
     assert run.exit_code == 2, run.stderr
     assert problem in run.stderr
     assert "Running:" not in run.stderr
     assert sorted(path.name for path in chain.interrupted.glob("checkpoint-*")) == before
+    assert {path.name: path.read_text() for path in chain.interrupted.glob("*.json")} == described
     consent = change in ("global batch", "learning rate")
     assert (f"--allow {arguments[0].split('=')[0]}" in run.stderr) == consent
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
@@ -56,25 +59,21 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
     with stop.listening(), RunLock(folder):
         if options.fresh:
             _set_old_run_aside(folder)
-        _write_files(folder, job, plan)
-        for line in plan_lines(folder, plan):
-            tell(line)
-        code = run_prepare(folder, stop)
-        if code is not ExitCode.DONE:
-            return code
-        contract = contract_of(job, plan, read_json(folder.prepared_json))
-        if options.resume is None and is_finished(folder, contract, options.allow):
-            tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
-            print(folder.final_model_dir)
-            return ExitCode.DONE
-        code = run_attempts(
-            folder,
-            plan.layout,
-            contract,
-            lambda: choose_start(folder, contract, resume=options.resume, allowed=options.allow),
-            stop,
-            max_restarts=options.max_restarts,
-        )
+        with _unchanged_if_refused(folder):
+            _write_files(folder, job, plan)
+            for line in plan_lines(folder, plan):
+                tell(line)
+            code = run_prepare(folder, stop)
+            if code is not ExitCode.DONE:
+                return code
+            contract = contract_of(job, plan, read_json(folder.prepared_json))
+            if options.resume is None and is_finished(folder, contract, options.allow):
+                tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
+                print(folder.final_model_dir)
+                return ExitCode.DONE
+            choose = partial(choose_start, folder, contract, resume=options.resume, allowed=options.allow)
+            start = choose()
+        code = run_attempts(folder, plan.layout, contract, start, choose, stop, max_restarts=options.max_restarts)
     if code is ExitCode.DONE:
         print(folder.final_model_dir)
     return code
@@ -110,7 +109,20 @@ def _write_files(folder: RunFolder, job: Job, plan: Plan) -> None:
     write_json_atomic(folder.plan_json, plan.to_json())
     folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
     if plan.layout.strategy.startswith("zero"):
-        write_json_atomic(folder.launcher_dir / "deepspeed.json", deepspeed_config(job, plan.layout))
+        write_json_atomic(folder.deepspeed_json, deepspeed_config(job, plan.layout))
+
+
+@contextmanager
+def _unchanged_if_refused(folder: RunFolder) -> Iterator[None]:
+    """Leave what the run folder says of its run as it was, if this command turns out to be refused."""
+    described = (folder.resolved_json, folder.plan_json, folder.prepared_json, folder.deepspeed_json)
+    before = {path: read_json(path) for path in described if path.exists()}
+    try:
+        yield
+    except UserError:
+        for path, content in before.items():
+            write_json_atomic(path, content)
+        raise
 
 
 def _dry_run(folder: RunFolder, job: Job, plan: Plan) -> ExitCode:

@@ -49,17 +49,17 @@ def run_attempts(
     folder: RunFolder,
     layout: Layout,
     contract: Mapping[str, Any],
+    start: Start,
     choose: Callable[[], Start],
     stop: StopAsked,
     *,
     max_restarts: int,
 ) -> ExitCode:
-    """Run attempts until one ends; one that a signal ended is started again from the last checkpoint.
+    """Run attempts from `start` on until one ends; one that a signal ended goes on from where `choose` says then.
 
     Restarts are counted since the last newly committed checkpoint, so that a run that gets on is never given up and
     one that does not is not repeated for ever. An exception is not retried: it would come again.
     """
-    start = choose()
     restarts_without_progress = 0
     while True:
         attempt = folder.start_attempt()
@@ -147,7 +147,8 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
         tell("stopped hard: what came after the last checkpoint is lost; run the same command to go on from there")
         return ExitCode.FAILED, False
     cause = cause_of(failures)
-    tell(cause.describe())
+    # What rank 0 said is on the screen already; of the others only their logs know.
+    tell("rank 0 failed, as it says above" if cause.rank == 0 and cause.text else cause.describe())
     with suppress(OSError):  # a disk that fails must not hide the cause
         append(
             folder.events_jsonl,

@@ -62,6 +62,10 @@ class RunFolder:
         return self.path / "launcher"
 
     @property
+    def deepspeed_json(self) -> Path:
+        return self.launcher_dir / "deepspeed.json"
+
+    @property
     def logs_dir(self) -> Path:
         return self.path / "logs"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,7 @@ def build_strategy(
     if assignment.strategy.startswith("zero"):
         from trainwright.train.strategies.zero import Zero
 
-        config = json.loads((folder.launcher_dir / "deepspeed.json").read_text())
+        config = read_json(folder.deepspeed_json)
         return Zero(model, train, device=device, config=config), count
     from trainwright.train.strategies.replicated import Replicated
 
