@@ -3,6 +3,8 @@ PYTHON ?= python3
 # Torch comes first and by itself: another package's requirement would draw a build with CUDA, which a CPU does not need.
 # On a machine with NVIDIA GPUs: make TORCH=torch demo
 TORCH ?= torch==2.13.0
+# Test files that run at once; each real run of two ranks is half idle while it starts.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -18,7 +20,7 @@ demo: $(VENV)/installed
 	$(BIN)/trainwright demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -1,0 +1,13 @@
+"""The traced step: the real step of the real model on tensors that hold nothing, to see what memory it would take.
+
+Stands beside the rest like the workers: it imports torch, nothing imports it, and it is started as a process of its
+own, `python -m trainwright.estimate.trace REQUEST.json`, so that it can run with the library versions of another
+environment. It needs no GPU, no weights and no network.
+
+    request.py      what to trace                      tracker.py     every allocation and free, by part and phase
+    model.py        the model with its method          engine.py      how the autograd engine really adds gradients
+    steps.py        the step of the workers, of HF     answers.py     what a step asks of data that is not there
+    distributed.py  DDP and FSDP on a fake group       temporaries.py what CUDA kernels take for themselves
+    fake_cuda.py, autocast.py, kernels.py, streams.py  torch.cuda on a machine without one
+    report.py, depths.py                               peaks and their parts; two depths instead of all layers
+"""

@@ -1,0 +1,191 @@
+"""The model of a request with its method applied, built from its config alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.errors import UserError
+from trainwright.estimate.trace import quantized
+from trainwright.estimate.trace.request import Request
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "uint8": torch.uint8}
+PEFT_TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
+
+aten = torch.ops.aten
+
+
+def build_config(request: Request, *, layers: int | None = None) -> Any:
+    """Return the transformers config, with another number of layers if asked for.
+
+    Raises:
+        UserError: transformers knows no such `model_type`, or refuses the dimensions.
+    """
+    import huggingface_hub.errors
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = request.config["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        import transformers
+
+        raise UserError(f"config.model_type: transformers {transformers.__version__} knows no `{model_type}`")
+    values = dict(request.config)
+    if layers is not None:
+        kind = CONFIG_MAPPING[model_type]
+        for name in ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"):
+            own = getattr(kind, "attribute_map", {}).get(name, name)
+            if own in values:
+                values[own] = layers
+        if values.get("layer_types"):
+            values["layer_types"] = values["layer_types"][:layers]
+    # transformers 5 checks configs with huggingface_hub's dataclasses, whose error is no ValueError.
+    refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(values)
+    except (ValueError, TypeError, refused) as error:
+        raise UserError(f"config: transformers refuses it: {str(error).strip().splitlines()[-1].strip()}") from error
+
+
+def build_model(request: Request, config: Any) -> nn.Module:
+    """Return the model in training mode on the request's device, weights without values.
+
+    Raises:
+        UserError: transformers or peft refuse the config, or bitsandbytes is missing.
+    """
+    import transformers
+
+    dtype = DTYPES[request.base_dtype]
+    renamed = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    options: dict[str, Any] = {renamed: dtype}
+    if request.attention != "auto":
+        # flash_attention_2 is played by the function of `attention_function`, in the place of sdpa.
+        options["attn_implementation"] = "eager" if request.attention == "eager" else "sdpa"
+    with _without_initial_values(), torch.device(request.device):
+        try:
+            model: nn.Module = getattr(transformers, request.auto_class).from_config(config, **options)
+        except (ValueError, TypeError, AssertionError) as error:
+            raise UserError(f"config: transformers cannot build this model: {error}") from error
+        model = _with_method(model, request)
+    _let_masks_be_skipped()
+    if request.gradient_checkpointing != "none":
+        reentrant = request.gradient_checkpointing == "reentrant"
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        if reentrant and request.method.type != "full":
+            model.enable_input_require_grads()
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    return model.train()
+
+
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """Return the number of parameters, packed ones counted as they were, and of those that are trained."""
+    packed = sum(m.in_features * m.out_features for m in model.modules() if hasattr(m, "nested_absmax"))
+    stored = sum(m.weight.numel() for m in model.modules() if hasattr(m, "nested_absmax"))
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters) - stored + packed
+    return {"total": total, "trainable": sum(p.numel() for p in parameters if p.requires_grad)}
+
+
+@contextmanager
+def attention_function(name: str) -> Iterator[None]:
+    """Let transformers call the flash-attn package's kernel where it would call scaled_dot_product_attention."""
+    if name != "flash_attention_2":
+        yield
+        return
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = _flash_attention_2
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = original
+
+
+def _let_masks_be_skipped() -> None:
+    """transformers takes a fake tensor for one of torch.export, and makes a mask that a real run leaves out."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers") and "is_tracing" in vars(module):
+            vars(module)["is_tracing"] = _is_not_tracing
+
+
+def _is_not_tracing(tensor: object = None) -> bool:
+    return False
+
+
+def _flash_attention_2(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers/integrations/flash_attention.py: (batch, length, heads, head size), grouped heads in the kernel."""
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    if q.dtype == torch.float32:
+        q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
+    output = aten._flash_attention_forward(
+        q, k, v, None, None, q.shape[1], k.shape[1], dropout, True, False, scale=scaling
+    )[0]
+    return output, None
+
+
+def _with_method(model: nn.Module, request: Request) -> nn.Module:
+    method = request.method
+    if method.type == "full":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    if method.type == "qlora":
+        quantized.pack(model, compute_dtype=DTYPES[request.precision], storage=DTYPES[request.quant_storage])
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if method.upcast_frozen and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.to(torch.float32)
+    config = LoraConfig(
+        r=method.r,
+        lora_alpha=method.alpha,
+        lora_dropout=method.dropout,
+        target_modules=method.targets,
+        task_type=PEFT_TASK_TYPES.get(request.auto_class),
+    )
+    try:
+        adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=method.adapter_dtype == "fp32")
+    except ValueError as error:
+        raise UserError(f"method.targets: {str(error).splitlines()[0]}") from error
+    return adapted
+
+
+@contextmanager
+def _without_initial_values() -> Iterator[None]:
+    """Skip initialization: nothing is there to initialize, and rejection sampling would never end."""
+    replaced: list[tuple[Any, str, Any]] = []
+    for module in _initializers():
+        for name, function in list(vars(module).items()):
+            if name.endswith("_") and not name.startswith("_") and callable(function):
+                replaced.append((module, name, function))
+                setattr(module, name, _leave)
+    try:
+        yield
+    finally:
+        for module, name, function in replaced:
+            setattr(module, name, function)
+
+
+def _initializers() -> Sequence[Any]:
+    modules: list[Any] = [torch.nn.init]
+    if "transformers.initialization" in sys.modules:  # transformers 5
+        modules.append(sys.modules["transformers.initialization"])
+    return modules
+
+
+def _leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return tensor

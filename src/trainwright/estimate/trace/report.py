@@ -1,0 +1,147 @@
+"""From a run to figures: the peak of each phase, of what it consists, and what the caching allocator makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.estimate.allocator import CachingAllocator, Event, replay
+from trainwright.estimate.trace.request import Request
+from trainwright.estimate.trace.run import Run
+from trainwright.estimate.trace.tracker import Phase, Record, Tracker
+
+SCHEMA_VERSION = 1
+PARTS = (
+    "weights",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "inputs",
+    "activations",
+    "recomputed",
+    "logits and loss",
+    "weight casts",
+    "gathered weights",
+    "communication",
+    "kernel temporaries",
+    "workspaces",
+    "temporaries",
+)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest point of a run or a phase, in bytes as tensors ask for them."""
+
+    requested_bytes: int
+    phase: Phase
+    operator: str
+    parts: dict[str, int]
+
+
+def report(request: Request, run: Run, versions: dict[str, str]) -> dict[str, Any]:
+    """Return the figures of a traced run; the same request gives the same bytes."""
+    records = training_records(run.tracker)
+    parts = part_of_each(run.tracker, records)
+    training = [record for record in records if record.phase.name != "evaluation"]
+    peaks = phase_peaks(records, parts)
+    peak = max((p for p in peaks if p.phase.name != "evaluation"), key=lambda p: p.requested_bytes)
+    allocator = _allocator(request, training)
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions,
+        "parameters": run.parameters,
+        "static_bytes": run.static_bytes,
+        "peak": {
+            "allocated_bytes": allocator.peak_allocated_bytes,
+            "reserved_bytes": allocator.peak_reserved_bytes,
+            **_place(peak),
+            "parts_bytes": {
+                **peak.parts,
+                "rounding": allocator.peak_allocated_bytes - peak.requested_bytes,
+                "cached": allocator.peak_reserved_bytes - allocator.peak_allocated_bytes,
+            },
+            "retries": allocator.retries,
+            "out_of_memory": allocator.out_of_memory,
+        },
+        "phases": [{**_place(p), "requested_bytes": p.requested_bytes} for p in peaks],
+        "attention_kernels": run.attention,
+        "operators": run.tracker.operators,
+    }
+    if request.evaluation_batch_size is not None:
+        evaluation = next(p for p in peaks if p.phase.name == "evaluation")
+        found["evaluation"] = {
+            "requested_bytes": evaluation.requested_bytes,
+            "reserved_bytes": _allocator(request, records).peak_reserved_bytes,
+            "parts_bytes": evaluation.parts,
+            **_place(evaluation),
+        }
+    return found
+
+
+def training_records(tracker: Tracker) -> list[Record]:
+    """Return what the steps see: memory that the finished model holds, then all that happens in the steps.
+
+    Left out is what building it on the GPU took and gave back, as a model is built on the CPU and then moved.
+    """
+    first = next(i for i, record in enumerate(tracker.records) if record.phase.step > 0)
+    setup, steps = tracker.records[:first], tracker.records[first:]
+    gone = {record.key for record in setup if record.size_bytes < 0}
+    return [record for record in setup if record.key not in gone] + steps
+
+
+def part_of_each(tracker: Tracker, records: Sequence[Record]) -> dict[int, str]:
+    """Say of each piece of memory what it is part of: as labelled, or by when it was made and went.
+
+    What outlives the pass that made it is an activation (forward) or a gradient (backward: those that FSDP keeps whole
+    until the last micro-batch). All else is temporary.
+    """
+    parts = dict(tracker.parts)
+    born: dict[int, Phase] = {}
+    for record in records:
+        if record.size_bytes > 0:
+            born[record.key] = record.phase
+            if record.phase.step == 0:
+                parts.setdefault(record.key, "weights")
+        elif record.key not in parts:
+            made_in = born[record.key]
+            outlives = record.phase != made_in
+            kept_as = {"forward": "activations", "backward": "gradients"}.get(made_in.name, "temporaries")
+            parts[record.key] = kept_as if outlives else "temporaries"
+    for key in born:
+        parts.setdefault(key, "temporaries")
+    return parts
+
+
+def phase_peaks(records: Sequence[Record], parts: dict[int, str]) -> list[Peak]:
+    """Return the peak of each phase of the steps, in the order they come in."""
+    now: Counter[str] = Counter()
+    total = 0
+    peaks: dict[Phase, Peak] = {}
+    for record in records:
+        total += record.size_bytes
+        now[parts[record.key]] += record.size_bytes
+        phase = record.phase
+        if phase.step > 0 and (phase not in peaks or total > peaks[phase].requested_bytes):
+            peaks[phase] = Peak(total, phase, record.operator, in_order(now))
+    return list(peaks.values())
+
+
+def in_order(parts: Counter[str]) -> dict[str, int]:
+    """Return the parts that hold anything, in the order of PARTS."""
+    assert parts.keys() <= set(PARTS), set(parts) - set(PARTS)
+    return {part: parts[part] for part in PARTS if parts[part]}
+
+
+def _allocator(request: Request, records: Sequence[Record]) -> CachingAllocator:
+    return replay(
+        (Event(record.key, record.size_bytes, record.stream) for record in records),
+        expandable_segments=request.expandable_segments,
+        capacity_bytes=request.capacity_bytes,
+    )
+
+
+def _place(peak: Peak) -> dict[str, Any]:
+    return {"phase": peak.phase.name, "step": peak.phase.step, "operator": peak.operator}

@@ -1,0 +1,149 @@
+"""What to trace: a model's config, a method and a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from trainwright.errors import UserError
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How the model is trained; as in a job, with what only other trainers do after it."""
+
+    type: Literal["full", "lora", "qlora"] = "full"
+    r: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | list[str] = "all-linear"
+    adapter_dtype: Literal["fp32", "base"] = "fp32"
+    """peft keeps adapters of a half-precision model in fp32 unless told not to (`autocast_adapter_dtype`)."""
+    quant_storage: Literal["auto", "uint8", "bf16", "fp16", "fp32"] = "auto"
+    """What packed 4-bit weights are stored as; auto: the workers take the compute dtype, as FSDP shards by dtype,
+    and bitsandbytes by itself takes uint8."""
+    upcast_frozen: bool = False
+    """Frozen weights that are not packed become fp32, as peft's `prepare_model_for_kbit_training` makes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One step to trace; sequence lengths in tokens, batch sizes in samples."""
+
+    config: dict[str, Any]
+    """A transformers config, as in config.json; needs `model_type`."""
+    auto_class: str = "AutoModelForCausalLM"
+    recipe: Literal["trainwright", "transformers"] = "trainwright"
+    """Whose step: that of this project's workers, or that of transformers' Trainer."""
+    method: Method = field(default_factory=Method)
+    precision: Precision = "bf16"
+    """Arithmetic of the forward pass (autocast)."""
+    weights: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Dtype of the base model; auto is the workers' rule: fp32 where it is trained, else that of `precision`."""
+    autocast: bool = True
+    """False: compute in the dtype of the weights, as the Trainer does without `bf16: true`."""
+    optimizer: Literal["adamw", "adamw_foreach", "adamw_loop", "adamw_8bit", "adafactor"] = "adamw"
+    """`adamw` is torch's fused one."""
+    max_grad_norm: float = 1.0
+    micro_batch_size: int
+    sequence_length: int
+    target_length: int | None = None
+    """Of the responses of an encoder-decoder; None: as long as the prompts."""
+    batch: Literal["full", "padded", "packed"] = "padded"
+    """Rows of one length without padding; rows of several lengths; documents packed behind each other."""
+    learned_share: float = 1.0
+    """Share of the positions that count in the loss."""
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: Literal["none", "non_reentrant", "reentrant"] = "none"
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "eager", "flash_attention_2"] = "auto"
+    """Kernel of scaled_dot_product_attention, or another implementation in transformers; auto: as torch chooses."""
+    strategy: Literal["single", "ddp", "fsdp2", "fsdp1"] = "single"
+    world_size: int = 1
+    reshard_after_forward: bool = True
+    evaluation_batch_size: int | None = None
+    """Also trace an evaluation pass of this many samples after the steps."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    compute_capability: tuple[int, int] = (8, 0)
+    capacity_bytes: int | None = None
+    """What the process may reserve on the GPU."""
+    expandable_segments: bool = False
+    two_depths: bool = False
+    """Trace two short models of the same layers and continue the line; gives no reserved memory."""
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise UserError("this request cannot be traced", problems=problems)
+
+    @staticmethod
+    def parse(data: Mapping[str, Any]) -> Request:
+        """Read a request from JSON data.
+
+        Raises:
+            UserError: unknown keys, missing keys, or values out of range; all of them at once.
+        """
+        problems = _unknown(data, Request, "")
+        method = data.get("method", {})
+        if not isinstance(method, Mapping):
+            problems.append("method: must be an object")
+            method = {}
+        problems += _unknown(method, Method, "method.")
+        missing = [key for key in ("config", "micro_batch_size", "sequence_length") if key not in data]
+        problems += [f"{key}: is missing" for key in missing]
+        if problems:
+            raise UserError("this request cannot be traced", problems=problems)
+        values = dict(data) | {"method": Method(**method)}
+        if "compute_capability" in values:
+            values["compute_capability"] = tuple(values["compute_capability"])
+        return Request(**values)
+
+    @property
+    def base_dtype(self) -> str:
+        """Dtype of the base model."""
+        if self.weights != "auto":
+            return self.weights
+        return "fp32" if self.method.type == "full" else self.precision
+
+    @property
+    def quant_storage(self) -> str:
+        """Dtype that packed weights are stored as."""
+        if self.method.quant_storage != "auto":
+            return self.method.quant_storage
+        return self.precision if self.recipe == "trainwright" else "uint8"
+
+    def _problems(self) -> list[str]:
+        problems = [
+            *_outside(self, Request, ""),
+            *_outside(self.method, Method, "method."),
+        ]
+        if "model_type" not in self.config:
+            problems.append("config.model_type: is missing")
+        for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps", "world_size"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name}: must be at least 1, is {getattr(self, name)}")
+        if not 0 < self.learned_share <= 1:
+            problems.append(f"learned_share: must be above 0 and at most 1, is {self.learned_share}")
+        if self.strategy == "single" and self.world_size != 1:
+            problems.append(f"world_size: strategy single runs 1 rank, not {self.world_size}")
+        if self.two_depths and self.strategy not in ("single", "fsdp2"):
+            problems.append("two_depths: is for the strategies single and fsdp2")
+        if self.device == "cpu" and self.method.type == "qlora":
+            problems.append("method.type: qlora is traced on cuda only")
+        return problems
+
+
+def _unknown(data: Mapping[str, Any], kind: type, prefix: str) -> list[str]:
+    known = {f.name for f in fields(kind)}
+    return [f"{prefix}{key}: is not known; there are {', '.join(sorted(known))}" for key in data if key not in known]
+
+
+def _outside(instance: object, kind: type, prefix: str) -> list[str]:
+    problems = []
+    for name, hint in get_type_hints(kind).items():
+        choices = get_args(hint)
+        value = getattr(instance, name)
+        if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+            problems.append(f"{prefix}{name}: must be one of {', '.join(choices)}, is {value!r}")
+    return problems
