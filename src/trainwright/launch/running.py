@@ -6,12 +6,14 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
+from trainwright.hardware.inventory import Host
 from trainwright.hardware.local import local_inventory, select_devices
+from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.launch.contract import contract_of
@@ -85,7 +87,18 @@ def plan_here(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     inventory = local_inventory(job.resources.device)
     devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
     given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
-    return choose(job, given, tuple(devices))
+    job, plan = choose(job, given, tuple(devices))
+    return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))
+
+
+def _host_memory_warnings(job: Job, host: Host) -> list[str]:
+    available, wanted_gib = host.memory_available_bytes, job.resources.host_memory_free_gib
+    if isinstance(available, NotAvailable) or available >= wanted_gib * GIB:
+        return []
+    return [
+        f"host memory: {available / GIB:.1f} GiB are available before the run starts, and "
+        f"resources.host_memory_free_gib={wanted_gib:g} are to stay free"
+    ]
 
 
 def plan_lines(folder: RunFolder, plan: Plan) -> list[str]:
