@@ -147,8 +147,7 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
         tell("stopped hard: what came after the last checkpoint is lost; run the same command to go on from there")
         return ExitCode.FAILED, False
     cause = cause_of(failures)
-    # What rank 0 said is on the screen already; of the others only their logs know.
-    tell("rank 0 failed, as it says above" if cause.rank == 0 and cause.text else cause.describe())
+    tell(cause.describe())
     with suppress(OSError):  # a disk that fails must not hide the cause
         append(
             folder.events_jsonl,
