@@ -11,7 +11,7 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-STEP_LINE = re.compile(r"^step ([\d,]+)/([\d,]+)  (.*)$")
+STEP_LINE = re.compile(r"^step ([\d,]+)/([\d,]+)  .*(loss \S+)  .*?(\S+ s/step)  .*(left .*)$")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -23,7 +23,8 @@ class RankOutput:
         self._rest = b""
         self._progress: Progress | None = None
         if sys.stderr.isatty():
-            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+            # Three figures, so that bar and count keep their place on 80 columns; the log has the whole line.
+            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(16), TextColumn("{task.description}"))
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar = self._progress.add_task("", total=None, visible=False)
 
@@ -54,7 +55,9 @@ class RankOutput:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             done, total = (int(number.replace(",", "")) for number in step.groups()[:2])
-            self._progress.update(self._bar, completed=done, total=total, description=step[3], visible=True)
+            self._progress.update(
+                self._bar, completed=done, total=total, description="  ".join(step.groups()[2:]), visible=True
+            )
 
 
 def tell(line: str) -> None:
