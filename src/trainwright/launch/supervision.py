@@ -147,7 +147,10 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
         tell("stopped hard: what came after the last checkpoint is lost; run the same command to go on from there")
         return ExitCode.FAILED, False
     cause = cause_of(failures)
-    tell(cause.describe())
+    # Rank 0's log was shown as it came, but on a disk that fails it may lack the last words.
+    shown = folder.rank_log(attempt, 0).read_text(errors="replace")
+    told_already = cause.rank == 0 and cause.text.strip() and cause.text.strip() in shown
+    tell("rank 0 failed, as it says above" if told_already else cause.describe())
     with suppress(OSError):  # a disk that fails must not hide the cause
         append(
             folder.events_jsonl,
