@@ -63,7 +63,7 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
             _set_old_run_aside(folder)
         with _unchanged_if_refused(folder):
             _write_files(folder, job, plan)
-            for line in plan_lines(folder, plan):
+            for line in [*plan_lines(folder, plan), *claim_lines(job)]:
                 tell(line)
             code = run_prepare(folder, stop)
             if code is not ExitCode.DONE:
@@ -108,6 +108,11 @@ def plan_lines(folder: RunFolder, plan: Plan) -> list[str]:
     lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [f"Learning rate: {line}" for line in plan.advice]
     return lines
+
+
+def claim_lines(job: Job) -> list[str]:
+    """Return what a guide claims for this job, marked as such; this run's own figures follow as it goes."""
+    return [f"Claimed by the guide, not measured here: {what}: {figure}" for what, figure in job.claims.items()]
 
 
 def worker_commands(folder: RunFolder, plan: Plan) -> list[str]:
