@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainwright.estimate.request import Request
 from trainwright.estimate.trace.answers import Answers
 from trainwright.estimate.trace.batches import make_batch
 from trainwright.estimate.trace.distributed import open_mesh
 from trainwright.estimate.trace.model import build_config, build_model
 from trainwright.estimate.trace.report import training_records
-from trainwright.estimate.trace.request import Request
 from trainwright.estimate.trace.run import prepare, run
 from trainwright.estimate.trace.tracker import Phase, Tracker
 

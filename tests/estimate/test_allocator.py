@@ -156,7 +156,7 @@ def test_expandable_segments_waste_less_than_fixed_ones() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Event]:
-    """Allocations of all kinds of sizes on two streams, most of them freed again, in any order."""
+    """Allocations of all kinds of sizes on two streams, most of them freed, in any order, some while still used."""
     sizes = st.one_of(st.integers(1, 4 * KIB), st.integers(1, 3 * MIB), st.integers(9 * MIB, 60 * MIB))
     events: list[Event] = []
     live: list[Event] = []
@@ -164,7 +164,9 @@ def histories(draw: st.DrawFn) -> list[Event]:
     for _ in range(draw(st.integers(1, 60))):
         if live and draw(st.booleans()):
             gone = live.pop(draw(st.integers(0, len(live) - 1)))
-            events.append(Event(gone.key, -gone.size_bytes, gone.stream))
+            events.append(Event(gone.key, -gone.size_bytes, gone.stream, draw(st.booleans())))
+            if events[-1].held and draw(st.booleans()):
+                events.append(Event(gone.key, 0))
         else:
             new = Event(next(keys), draw(sizes), draw(st.integers(0, 1)))
             live.append(new)
@@ -175,19 +177,21 @@ def histories(draw: st.DrawFn) -> list[Event]:
 @given(history=histories(), expandable=st.booleans(), capacity=st.none() | st.integers(30 * MIB, 300 * MIB))
 def test_what_holds_for_every_history(history: list[Event], expandable: bool, capacity: int | None) -> None:
     allocator = CachingAllocator(expandable_segments=expandable, capacity_bytes=capacity)
-    held: dict[int, int] = {}
-    for key, size, stream in history:
+    live: dict[int, int] = {}
+    for key, size, stream, still_used in history:
         if size > 0:
             allocator.allocate(key, size, stream)
-            held[key] = size
+            live[key] = size
+        elif size < 0:
+            allocator.free(key, held=still_used)
+            del live[key]
         else:
-            allocator.free(key)
-            del held[key]
-        assert allocator.requested_bytes == sum(held.values())
+            allocator.let_go(key)
+        assert allocator.requested_bytes == sum(live.values())
         assert allocator.requested_bytes <= allocator.allocated_bytes <= allocator.reserved_bytes
         if capacity is not None and not allocator.out_of_memory:
             assert allocator.reserved_bytes <= capacity
-    for key in held:
+    for key in live:
         allocator.free(key)
     assert (allocator.allocated_bytes, allocator.requested_bytes) == (0, 0)
     allocator.release_cached()

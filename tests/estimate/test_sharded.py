@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tracing import phases, really_run, request, trace
+from tracing import LLAMA, phases, really_run, request, trace
 
 CPU_FSDP2 = {"device": "cpu", "strategy": "fsdp2", "world_size": 2, "gradient_checkpointing": "non_reentrant"}
 CASES = {
@@ -65,3 +65,19 @@ def test_what_the_number_of_ranks_changes(tmp_path: Path) -> None:
     assert ddp_2["static_bytes"] == pytest.approx(
         2 * whole, rel=0.01
     )  # with the buckets, in which the gradients will lie
+
+
+def test_checkpoints_around_units_keep_the_gradients_of_all_layers(tmp_path: Path) -> None:
+    """FSDP1 with a transformers before 4.53: one gradient of a layer's output more for each layer."""
+    layers, hidden = 8, 2 * 128 * 256 * 2
+    how = {"strategy": "fsdp1", "world_size": 2, "recipe": "transformers", "batch": "full", "weights": "bf16"}
+    asked = request(
+        LLAMA | {"num_hidden_layers": layers, "vocab_size": 64},
+        **how,
+        autocast=False,
+        gradient_checkpointing="reentrant",
+        method={"type": "lora", "r": 8},
+    )
+    answers = json.loads(trace([asked, asked | {"checkpoint_around_unit": True}], tmp_path).stdout)
+    inside, around = (phases(answer)["backward 2"] for answer in answers)
+    assert around - inside == pytest.approx((layers - 1) * hidden, abs=3 * hidden)

@@ -168,7 +168,7 @@ def test_all_problems_of_a_request_are_said_at_once(tmp_path: Path) -> None:
     problems = json.loads(done.stdout)["problems"]
     assert any(problem.startswith("micro_batch: is not known") for problem in problems)
     assert any(problem.startswith("method.rank: is not known") for problem in problems)
-    asked = request(strategy="zero3", world_size=0, learned_share=0.0)
+    asked = request(strategy="zero9", world_size=0, learned_share=0.0)
     problems = json.loads(trace(asked, tmp_path, check=False).stdout)["problems"]
     assert {problem.split(":")[0] for problem in problems} == {"strategy", "world_size", "learned_share"}
 

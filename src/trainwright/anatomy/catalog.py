@@ -63,7 +63,7 @@ class Catalog(_Entry):
 def catalog() -> Catalog:
     """The bundled catalogue, validated once a process."""
     text = (files("trainwright.anatomy") / "catalog.yaml").read_text(encoding="utf-8")
-    return Catalog.model_validate(YAML(typ="safe", pure=True).load(text))
+    return Catalog.model_validate(YAML(typ="safe").load(text))
 
 
 def find(name: str) -> CatalogModel | None:

@@ -28,11 +28,15 @@ _ADDRESS_SPACE = 1 << 50
 
 
 class Event(NamedTuple):
-    """One allocation (`size_bytes` > 0) or free (`size_bytes` < 0) of the memory called `key`."""
+    """One allocation (`size_bytes` > 0) or free (`size_bytes` < 0) of the memory called `key`.
+
+    Memory that other streams still use when it is freed (`held`) cannot be taken again until an event of 0 bytes.
+    """
 
     key: int
     size_bytes: int
     stream: int = 0
+    held: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +85,7 @@ class CachingAllocator:
         self._pools: dict[tuple[bool, int], _Pool] = {}
         self._blocks: dict[int, _Block] = {}
         self._live: dict[int, tuple[_Block, int]] = {}
+        self._held: dict[int, _Block] = {}
         self._next_base = _SEGMENT_GAP
 
     def allocate(self, key: int, size_bytes: int, stream: int = 0) -> None:
@@ -99,19 +104,35 @@ class CachingAllocator:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
 
-    def free(self, key: int) -> None:
-        """Give back what is held under a name; 0-byte allocations are unknown and ignored."""
-        held = self._live.pop(key, None)
-        if held is None:
+    def free(self, key: int, *, held: bool = False) -> None:
+        """Give back what is kept under a name; 0-byte allocations are unknown and ignored.
+
+        With `held` it no longer counts as allocated, but stays taken until `let_go` (`insert_events`).
+        """
+        kept = self._live.pop(key, None)
+        if kept is None:
             return
-        block, size_bytes = held
+        block, size_bytes = kept
         self.allocated_bytes -= block.size
         self.requested_bytes -= size_bytes
-        block.used = False
-        self._store(self._merged(block))
+        self._held[key] = block
+        if not held:
+            self.let_go(key)
+
+    def let_go(self, key: int) -> None:
+        """Let memory be taken again that was freed while other streams used it; names not held are ignored."""
+        block = self._held.pop(key, None)
+        if block is not None:
+            block.used = False
+            self._store(self._merged(block))
 
     def release_cached(self) -> None:
-        """Give back to the device every segment, or page of an expandable segment, in which nothing is used."""
+        """Give back to the device every segment, or page of an expandable segment, in which nothing is used.
+
+        Other streams are waited for first (`synchronize_and_free_events`).
+        """
+        for key in list(self._held):
+            self.let_go(key)
         for pool in self._pools.values():
             for size, start in list(pool.free):
                 block = self._blocks[start]
@@ -301,11 +322,13 @@ def replay(
 ) -> CachingAllocator:
     """Return the allocator after all `events`; what a key of 0 bytes or an unknown key does is nothing."""
     allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
-    for key, size_bytes, stream in events:
+    for key, size_bytes, stream, held in events:
         if size_bytes > 0:
             allocator.allocate(key, size_bytes, stream)
+        elif size_bytes < 0:
+            allocator.free(key, held=held)
         else:
-            allocator.free(key)
+            allocator.let_go(key)
     return allocator
 
 

@@ -127,7 +127,7 @@ def figures(gpu: Gpu) -> dict[str, Figure]:
 def catalog() -> Catalog:
     """The bundled catalogue, validated once a process."""
     text = (files("trainwright.hardware") / "catalog.yaml").read_text(encoding="utf-8")
-    raw = YAML(typ="safe", pure=True).load(text)
+    raw = YAML(typ="safe").load(text)
     gpus = {}
     for key, entry in raw["gpus"].items():
         source = entry.pop("source")

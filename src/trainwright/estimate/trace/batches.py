@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trainwright.errors import UserError
-from trainwright.estimate.trace.request import Request
+from trainwright.estimate.request import Request
 
 Batch = dict[str, torch.Tensor]
 FIRST_WORD = 5

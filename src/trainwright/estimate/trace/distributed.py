@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainwright.estimate.request import Request
 from trainwright.estimate.trace import streams
 from trainwright.estimate.trace.model import DTYPES
-from trainwright.estimate.trace.request import Request
 from trainwright.estimate.trace.tracker import Tracker
 
 _prepared = False
@@ -32,7 +32,7 @@ def fake_group(request: Request) -> Iterator[Any]:
 
     if request.device == "cuda":
         streams.install(device_count=request.world_size)
-    _prepare_wrappers()
+    prepare_wrappers()
     dist.init_process_group("fake", rank=0, world_size=request.world_size, store=FakeStore())
     try:
         yield open_mesh(request)
@@ -110,11 +110,16 @@ def _ddp(model: nn.Module, request: Request) -> nn.Module:
 
     # The workers let gradients be views of the buckets (trainwright/train/strategies/replicated.py), Trainer does not.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=request.recipe == "trainwright")
+    reduce_at_once(wrapped)
+    return wrapped
+
+
+def reduce_at_once(wrapped: Any) -> None:
+    """Let DDP reduce its buckets with a group that does nothing."""
     # Without a hook the reducer asks the group's C++ work object for its result, which the fake group has not.
     wrapped.register_comm_hook(None, lambda state, bucket: _done_at_once(bucket.buffer()))
     # Rebuilding orders the buckets by arrival after the first step, through real index tensors; sizes stay the same.
     wrapped.__dict__["reducer"] = _WithoutRebuild(wrapped.reducer)
-    return wrapped
 
 
 def _done_at_once(result: torch.Tensor) -> Any:
@@ -134,7 +139,7 @@ class _WithoutRebuild:
         return False
 
 
-def _prepare_wrappers() -> None:
+def prepare_wrappers() -> None:
     """Replace what FSDP2 and DDP check or exchange on real tensors."""
     global _prepared
     if _prepared:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright.estimate.request import Request
 from trainwright.estimate.trace.model import DTYPES
-from trainwright.estimate.trace.request import Request
 
 
 def wrap(model: nn.Module, request: Request) -> nn.Module:
@@ -28,11 +28,16 @@ def wrap(model: nn.Module, request: Request) -> nn.Module:
 
         os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(block.__name__ for block in blocks))
         policy = fsdp_auto_wrap_policy(model)
+    alone: list[Any] = []
+    if "lora" in request.fused_kernels:
+        # Every rank keeps its adapters whole: fms_acceleration_foak/utils.py (`lora_adapters_switch_ddp_from_fsdp`).
+        alone = [side for m in model.modules() if hasattr(m, "lora_A") for side in (m.lora_A, m.lora_B)]
     half = DTYPES[request.precision] if request.autocast and request.precision != "fp32" else None
     sharded = FullyShardedDataParallel(
         model,
         auto_wrap_policy=policy,
         device_id=torch.device("cuda", 0),
+        ignored_modules=alone,
         use_orig_params=True,
         sync_module_states=False,
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
@@ -40,8 +45,27 @@ def wrap(model: nn.Module, request: Request) -> nn.Module:
     )
     if half is not None:
         _upcast_trained(sharded)
+    if request.checkpoint_around_unit and request.gradient_checkpointing != "none":
+        _checkpoint_around_units(sharded, reentrant=request.gradient_checkpointing == "reentrant")
     _start(sharded)
     return sharded
+
+
+def _checkpoint_around_units(model: nn.Module, *, reentrant: bool) -> None:
+    """Checkpoint each unit instead of the layer in it (`GradientCheckpointingLayer`, transformers since 4.53)."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.utils.checkpoint import checkpoint
+
+    for unit in FullyShardedDataParallel.fsdp_modules(model):
+        layer: Any = unit.module
+        if type(layer).__mro__[1].__name__ != "GradientCheckpointingLayer":
+            continue
+        layer.gradient_checkpointing = False
+
+        def forward(*args: Any, _inner: Any = unit.forward, **kwargs: Any) -> Any:
+            return checkpoint(functools.partial(_inner, **kwargs), *args, use_reentrant=reentrant)
+
+        unit.forward = forward
 
 
 def _start(model: nn.Module) -> None:

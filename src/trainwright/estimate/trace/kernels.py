@@ -45,6 +45,7 @@ def register() -> None:
             # Never runs: fake tensors take the operator's meta kernel. That one exists keeps torch from decomposing.
             library.impl(name, _never_called, "CUDA")
     library.impl("dropout", _dropout, "AutogradCUDA")
+    library.impl("one_hot", _one_hot, "AutogradCUDA")
     library.impl("scaled_dot_product_attention", _attention, "AutogradCUDA")
 
 
@@ -60,6 +61,12 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return tensor * torch.zeros((), device=tensor.device, dtype=tensor.dtype)
     dropped: torch.Tensor = aten.native_dropout(tensor, p, True)[0]
     return dropped
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """aten/src/ATen/native/Onehot.cpp: fake tensors are compared with all classes there, real ones are scattered."""
+    zeros = torch.zeros(*tensor.shape, num_classes, dtype=tensor.dtype, device=tensor.device)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
 def attention_kernel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ import torch
 from torch import nn
 
 from trainwright.errors import UserError
-from trainwright.estimate.trace import quantized
-from trainwright.estimate.trace.request import Request
+from trainwright.estimate.request import Request
+from trainwright.estimate.trace import experts, flash_attention, fused, losses, quantized
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "uint8": torch.uint8}
 PEFT_TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
-
-aten = torch.ops.aten
+TRL_KEEPS = ("lm_head", "embed_tokens", "wte", "wpe")
+"""Modules that stay in half precision: trl/trainer/utils.py (`peft_module_casting_to_bf16`)."""
 
 
 def build_config(request: Request, *, layers: int | None = None) -> Any:
@@ -34,7 +35,7 @@ def build_config(request: Request, *, layers: int | None = None) -> Any:
         import transformers
 
         raise UserError(f"config.model_type: transformers {transformers.__version__} knows no `{model_type}`")
-    values = dict(request.config)
+    values = {name: value for name, value in request.config.items() if name != "quantization_config"}
     if layers is not None:
         kind = CONFIG_MAPPING[model_type]
         for name in ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"):
@@ -46,9 +47,12 @@ def build_config(request: Request, *, layers: int | None = None) -> Any:
     # transformers 5 checks configs with huggingface_hub's dataclasses, whose error is no ValueError.
     refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
     try:
-        return CONFIG_MAPPING[model_type].from_dict(values)
+        config = CONFIG_MAPPING[model_type].from_dict(values)
     except (ValueError, TypeError, refused) as error:
         raise UserError(f"config: transformers refuses it: {str(error).strip().splitlines()[-1].strip()}") from error
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # which token begins a response changes no size
+    return config
 
 
 def build_model(request: Request, config: Any) -> nn.Module:
@@ -62,16 +66,25 @@ def build_model(request: Request, config: Any) -> nn.Module:
     dtype = DTYPES[request.base_dtype]
     renamed = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     options: dict[str, Any] = {renamed: dtype}
-    if request.attention != "auto":
-        # flash_attention_2 is played by the function of `attention_function`, in the place of sdpa.
-        options["attn_implementation"] = "eager" if request.attention == "eager" else "sdpa"
-    with _without_initial_values(), torch.device(request.device):
+    attention = flash_attention.implementation(request.attention)
+    if attention is not None:
+        options["attn_implementation"] = attention
+    with without_initial_values(), torch.device(request.device):
         try:
             model: nn.Module = getattr(transformers, request.auto_class).from_config(config, **options)
         except (ValueError, TypeError, AssertionError) as error:
             raise UserError(f"config: transformers cannot build this model: {error}") from error
+        if request.attention == flash_attention.NAME:
+            flash_attention.play(model)
+        if request.separate_experts:
+            experts.separate(model)
+        if request.fp32_logits:
+            model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits.float())
+        if request.shifted_logits_copied:
+            losses.copy_shifted_logits(model)
         model = _with_method(model, request)
-    _let_masks_be_skipped()
+        fused.fuse(model, request)
+    let_masks_be_skipped()
     if request.gradient_checkpointing != "none":
         reentrant = request.gradient_checkpointing == "reentrant"
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
@@ -84,30 +97,15 @@ def build_model(request: Request, config: Any) -> nn.Module:
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
     """Return the number of parameters, packed ones counted as they were, and of those that are trained."""
-    packed = sum(m.in_features * m.out_features for m in model.modules() if hasattr(m, "nested_absmax"))
-    stored = sum(m.weight.numel() for m in model.modules() if hasattr(m, "nested_absmax"))
+    layers = [module for module in model.modules() if quantized.is_packed(module)]
+    packed = sum(layer.in_features * layer.out_features for layer in layers)
+    stored = sum(layer.packed_numel() for layer in layers)
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters) - stored + packed
     return {"total": total, "trainable": sum(p.numel() for p in parameters if p.requires_grad)}
 
 
-@contextmanager
-def attention_function(name: str) -> Iterator[None]:
-    """Let transformers call the flash-attn package's kernel where it would call scaled_dot_product_attention."""
-    if name != "flash_attention_2":
-        yield
-        return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = _flash_attention_2
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = original
-
-
-def _let_masks_be_skipped() -> None:
+def let_masks_be_skipped() -> None:
     """transformers takes a fake tensor for one of torch.export, and makes a mask that a real run leaves out."""
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers") and "is_tracing" in vars(module):
@@ -118,38 +116,21 @@ def _is_not_tracing(tensor: object = None) -> bool:
     return False
 
 
-def _flash_attention_2(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers/integrations/flash_attention.py: (batch, length, heads, head size), grouped heads in the kernel."""
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    if q.dtype == torch.float32:
-        q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
-    output = aten._flash_attention_forward(
-        q, k, v, None, None, q.shape[1], k.shape[1], dropout, True, False, scale=scaling
-    )[0]
-    return output, None
-
-
 def _with_method(model: nn.Module, request: Request) -> nn.Module:
     method = request.method
     if method.type == "full":
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if any(fnmatch.fnmatch(name, pattern) for pattern in method.freeze):
+                parameter.requires_grad_(False)
         return model
     from peft import LoraConfig, get_peft_model
 
     if method.type == "qlora":
-        quantized.pack(model, compute_dtype=DTYPES[request.precision], storage=DTYPES[request.quant_storage])
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        if method.upcast_frozen and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.to(torch.float32)
+        how = request.config.get("quantization_config") or {}
+        quantized.pack(model, how, compute_dtype=DTYPES[request.precision], storage=DTYPES[request.quant_storage])
+    model.requires_grad_(False)
+    if method.upcast_frozen != "none":
+        quantized.upcast(model, kept=TRL_KEEPS if method.upcast_frozen == "trl" else ())
     config = LoraConfig(
         r=method.r,
         lora_alpha=method.alpha,
@@ -157,6 +138,7 @@ def _with_method(model: nn.Module, request: Request) -> nn.Module:
         target_modules=method.targets,
         task_type=PEFT_TASK_TYPES.get(request.auto_class),
     )
+    config._register_custom_module(quantized.adapters_of_packed())
     try:
         adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=method.adapter_dtype == "fp32")
     except ValueError as error:
@@ -165,7 +147,7 @@ def _with_method(model: nn.Module, request: Request) -> nn.Module:
 
 
 @contextmanager
-def _without_initial_values() -> Iterator[None]:
+def without_initial_values() -> Iterator[None]:
     """Skip initialization: nothing is there to initialize, and rejection sampling would never end."""
     replaced: list[tuple[Any, str, Any]] = []
     for module in _initializers():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.estimate.trace.request import Request
+from trainwright.estimate.request import Request
 
 BLOCK = 256
 SMALLEST_QUANTIZED = 4096

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainwright.estimate.allocator import CachingAllocator, Event, replay
-from trainwright.estimate.trace.request import Request
+from trainwright.estimate.figures import PARTS
+from trainwright.estimate.request import Request
+from trainwright.estimate.script import ScriptRequest
 from trainwright.estimate.trace.run import Run
 from trainwright.estimate.trace.tracker import Phase, Record, Tracker
 
 SCHEMA_VERSION = 1
-PARTS = (
-    "weights",
-    "adapters",
-    "gradients",
-    "optimizer",
-    "inputs",
-    "activations",
-    "recomputed",
-    "logits and loss",
-    "weight casts",
-    "gathered weights",
-    "communication",
-    "kernel temporaries",
-    "workspaces",
-    "temporaries",
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +27,7 @@ class Peak:
     parts: dict[str, int]
 
 
-def report(request: Request, run: Run, versions: dict[str, str]) -> dict[str, Any]:
+def report(request: Request | ScriptRequest, run: Run, versions: dict[str, str]) -> dict[str, Any]:
     """Return the figures of a traced run; the same request gives the same bytes."""
     records = training_records(run.tracker)
     parts = part_of_each(run.tracker, records)
@@ -84,12 +70,38 @@ def report(request: Request, run: Run, versions: dict[str, str]) -> dict[str, An
 def training_records(tracker: Tracker) -> list[Record]:
     """Return what the steps see: memory that the finished model holds, then all that happens in the steps.
 
-    Left out is what building it on the GPU took and gave back, as a model is built on the CPU and then moved.
+    Left out is what building it on the GPU took and gave back, as a model is built on the CPU and then moved. A
+    strategy that wraps it moves it unit by unit, and what it takes meanwhile stays in the allocator's hands.
     """
-    first = next(i for i, record in enumerate(tracker.records) if record.phase.step > 0)
-    setup, steps = tracker.records[:first], tracker.records[first:]
-    gone = {record.key for record in setup if record.size_bytes < 0}
-    return [record for record in setup if record.key not in gone] + steps
+    records = tracker.records
+    gone = _freed(record for record in records if record.phase.name == "setup")
+    kept = [record for record in records if record.key not in gone]
+    wrapping = [i for i, record in enumerate(kept) if record.phase.name == "wrapping"]
+    if not wrapping:
+        return kept
+    first, last = wrapping[0], wrapping[-1] + 1
+    moved = _freed(kept[first:last])
+    built = {record.key: record for record in kept[:first] if record.key in moved}
+    begin = [record for record in kept[:first] if record.key not in built]
+    return begin + _moved_by_unit(built, kept[first:last]) + kept[last:]
+
+
+def _freed(records: Iterable[Record]) -> set[int]:
+    return {record.key for record in records if record.size_bytes < 0}
+
+
+def _moved_by_unit(built: dict[int, Record], wrapping: Sequence[Record]) -> list[Record]:
+    """Let parameters come to the GPU when the unit is wrapped with which they go again."""
+    found: list[Record] = []
+    unit_begins, unit_ends = 0, False
+    for record in wrapping:
+        if record.size_bytes < 0 and record.key in built:
+            found.insert(unit_begins, built[record.key])
+            unit_begins, unit_ends = unit_begins + 1, True
+        elif unit_ends:
+            unit_begins, unit_ends = len(found), False
+        found.append(record)
+    return found
 
 
 def part_of_each(tracker: Tracker, records: Sequence[Record]) -> dict[int, str]:
@@ -135,9 +147,9 @@ def in_order(parts: Counter[str]) -> dict[str, int]:
     return {part: parts[part] for part in PARTS if parts[part]}
 
 
-def _allocator(request: Request, records: Sequence[Record]) -> CachingAllocator:
+def _allocator(request: Request | ScriptRequest, records: Sequence[Record]) -> CachingAllocator:
     return replay(
-        (Event(record.key, record.size_bytes, record.stream) for record in records),
+        (Event(record.key, record.size_bytes, record.stream, record.held) for record in records),
         expandable_segments=request.expandable_segments,
         capacity_bytes=request.capacity_bytes,
     )

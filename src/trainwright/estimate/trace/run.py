@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +13,18 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.estimate.request import Request
 from trainwright.estimate.trace import fake_cuda, kernels
 from trainwright.estimate.trace.answers import Answers
 from trainwright.estimate.trace.batches import make_batch
 from trainwright.estimate.trace.distributed import fake_group, synchronize_in, wrap
 from trainwright.estimate.trace.model import (
     DTYPES,
-    attention_function,
     build_config,
     build_model,
     parameter_counts,
 )
 from trainwright.estimate.trace.optimizers import build_optimizer, state_tensors
-from trainwright.estimate.trace.request import Request
 from trainwright.estimate.trace.steps import recipe_of
 from trainwright.estimate.trace.tracker import Phase, Tracker
 
@@ -47,19 +47,26 @@ def trace(request: Request, *, layers: int | None = None) -> Run:
     Raises:
         UserError: the model refuses this precision, or does what depends on data in a way that has no rule.
     """
+    if request.strategy.startswith("zero"):
+        raise UserError(
+            f"{request.strategy} cannot be traced: DeepSpeed's engine needs a GPU",
+            hints=["estimate it with the closed form"],
+        )
     prepare()
     with fake_group(request) as mesh:
         try:
             return run(request, FakeTensorMode(allow_non_fake_inputs=True), mesh=mesh, layers=layers)
         except DynamicOutputShapeException as error:
-            raise _untraceable(f"the shape of {error.func} depends on data") from error
+            raise untraceable(f"the shape of {error.func} depends on data") from error
         except RuntimeError as error:  # how torch refuses dtypes and shapes, on fake tensors as on real ones
-            raise _untraceable(str(error).strip().splitlines()[0]) from error
+            raise untraceable(str(error).strip().splitlines()[0]) from error
 
 
-def _untraceable(reason: str) -> UserError:
+def untraceable(reason: str, problems: Sequence[str] = ()) -> UserError:
+    """Say why fake tensors cannot pass here."""
     return UserError(
         f"the model cannot be traced: {reason}",
+        problems=problems,
         hints=["estimate it with the closed form, or measure it"],
         exit_code=ExitCode.FAILED,
     )
@@ -86,14 +93,16 @@ def run(request: Request, mode: AbstractContextManager[Any], *, mesh: Any = None
         vocabulary=getattr(config, "vocab_size", None),
     )
     _play_device(request)
-    with mode, attention_function(request.attention), tracker:
+    with mode, tracker:
         model = build_model(request, config)
         if isinstance(mode, nullcontext):
             _give_values(model)
         counts = parameter_counts(model)
+        if request.strategy == "fsdp1":
+            tracker.phase = Phase("wrapping", 0)
         forward = wrap(model, request, mesh)
         gc.collect()
-        _label_model(tracker, forward)
+        label_model(tracker, forward)
         optimizer = build_optimizer(forward, request)
         static_bytes = tracker.live_bytes()
         for step in range(1, STEPS + 1):
@@ -148,7 +157,8 @@ def _evaluate(tracker: Tracker, request: Request, config: Any, model: nn.Module)
     recipe_of(request).evaluate(model, batch)
 
 
-def _label_model(tracker: Tracker, model: nn.Module) -> None:
+def label_model(tracker: Tracker, model: nn.Module) -> None:
+    """Say which memory is the model's: weights, and what peft added to them."""
     adapted = any("lora_" in name for name, _ in model.named_parameters())
     tracker.label(model.buffers(), "weights")
     for parameter in model.parameters():

@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from trainwright.errors import UserError
+from trainwright.estimate.request import Request
+from trainwright.estimate.trace import streams
 from trainwright.estimate.trace.batches import Batch
 from trainwright.estimate.trace.model import DTYPES
-from trainwright.estimate.trace.request import Request
 
 IGNORED = -100
 
@@ -116,6 +117,7 @@ class TrainerStep:
 
     def update(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], model: nn.Module) -> None:
         """Clip, update, clear."""
+        streams.wait()  # transformers/trainer.py looks whether the loss is a number (`logging_nan_inf_filter`)
         if self._request.max_grad_norm > 0 and self._request.strategy != "fsdp1":
             torch.nn.utils.clip_grad_norm_(parameters, self._request.max_grad_norm)
         optimizer.step()

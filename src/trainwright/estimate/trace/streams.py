@@ -1,37 +1,73 @@
 """Streams and events of torch.cuda without a device, as FSDP2, DDP and FSDP1 use them.
 
-Only one thing about a stream matters here: the allocator keeps memory of different streams apart.
+Two things about a stream matter here. The allocator keeps memory of different streams apart; and memory that another
+stream has used (`record_stream`) can only be taken again when the GPU has come to where it was freed. The process runs
+ahead of a busy GPU, so this is known only where it waits: for an event, for a stream, for a number. Work is taken to be
+done in the order in which it was given out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 _installed = False
 
 
+class Observer(Protocol):
+    """Who keeps account of the memory."""
+
+    def position(self) -> int:
+        """Return how much has been given out to the GPU so far."""
+
+    def reached(self, position: int) -> None:
+        """Learn that the GPU has done all that was given out up to a position."""
+
+    def used_on(self, tensor: torch.Tensor, stream: int) -> None:
+        """Learn that a stream uses a tensor's memory."""
+
+
+_observers: list[Observer] = []
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Tell an observer meanwhile."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
 class Event:
-    """An event that has always happened."""
+    """An event for which nobody waits in vain."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        self._positions: list[int] = []
 
     def record(self, *args: Any) -> None:
-        """Do nothing."""
+        """Remember what has been given out so far."""
+        self._positions = [observer.position() for observer in _observers]
 
     def wait(self, *args: Any) -> None:
-        """Do nothing."""
+        """Do nothing: a stream waits, not the process."""
 
     def synchronize(self) -> None:
-        """Do nothing."""
+        """Wait until the GPU has come to where the event was recorded."""
+        for observer, position in zip(_observers, self._positions, strict=False):
+            observer.reached(position)
 
     def query(self) -> bool:
         """Return True: all work is done."""
         return True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return a millisecond: no time passes here."""
+        return 1.0
 
 
 class Stream:
@@ -51,11 +87,14 @@ class Stream:
         """Do nothing."""
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return the event, or a new one."""
-        return event or Event()
+        """Return the event, or a new one, recorded."""
+        event = event or Event()
+        event.record()
+        return event
 
     def synchronize(self) -> None:
-        """Do nothing."""
+        """Wait for all that was given out."""
+        wait()
 
     def query(self) -> bool:
         """Return True: all work is done."""
@@ -81,6 +120,17 @@ def current_number() -> int:
     return _entered[-1].stream_id
 
 
+def wait(device: Any = None) -> None:
+    """Wait for all that was given out to the GPU."""
+    for observer in _observers:
+        observer.reached(observer.position())
+
+
+def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    for observer in _observers:
+        observer.used_on(tensor, stream.stream_id)
+
+
 @contextmanager
 def _using(stream: Stream | None) -> Iterator[None]:
     _entered.append(stream or _entered[-1])
@@ -104,10 +154,10 @@ def install(device_count: int) -> None:
     cuda.stream = cuda.StreamContext = _using
     cuda.current_device = lambda: 0
     cuda.set_device = lambda device: None
-    cuda.synchronize = lambda device=None: None
+    cuda.synchronize = wait
     cuda.is_initialized = lambda: False
     cuda.is_current_stream_capturing = lambda: False
-    torch.Tensor.record_stream = lambda self, stream: None
+    torch.Tensor.record_stream = _record_stream
     accelerator = torch.accelerator
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     accelerator.current_device_index = lambda: 0

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from trainwright.estimate.trace import autocast, engine, streams, temporaries
 from trainwright.estimate.trace.answers import INDEXED, ITEM, NONZERO, ONE_HOT, Answers, has_mask
 from trainwright.estimate.trace.fake_cuda import DEVICE_QUERY, META
+from trainwright.estimate.trace.memo import Memo
 
 aten = torch.ops.aten
 
@@ -35,6 +36,7 @@ class Record(NamedTuple):
     stream: int
     phase: Phase
     operator: str
+    held: bool = False
 
 
 class Tracker(TorchDispatchMode):
@@ -62,10 +64,20 @@ class Tracker(TorchDispatchMode):
         self._vocabulary = vocabulary
         self._live: dict[int, tuple[int, int, int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
+        self._shared: set[int] = set()
+        """Storages that a stream has used besides the one they belong to."""
+        self._held: list[tuple[int, int]] = []
+        """Position and key of what was freed while the GPU may still use it on another stream."""
         self._last_key = 0
         self._handles: set[bool] = set()
         self._sole_owner = engine.sole_owner()
         self._dtensor: type | None = None
+        self._memo = Memo()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave out the wrapper that keeps torch.compile away from each call; nothing is compiled here."""
+        return False
 
     def live_bytes(self) -> int:
         """Return what is held now."""
@@ -89,8 +101,27 @@ class Tracker(TorchDispatchMode):
         finally:
             Tracker._paused -= 1
 
+    def position(self) -> int:
+        """Return how many records there are."""
+        return len(self.records)
+
+    def reached(self, position: int) -> None:
+        """Let memory be taken again that was freed up to a position."""
+        done = [key for freed, key in self._held if freed < position]
+        self._held = [(freed, key) for freed, key in self._held if freed >= position]
+        for key in done:
+            self.records.append(Record(key, 0, streams.current_number(), self.phase, "free"))
+
+    def used_on(self, tensor: torch.Tensor, stream: int) -> None:
+        """Note that the memory of a tensor is used on a stream."""
+        identity = tensor.untyped_storage()._cdata
+        if identity in self._live and self._live[identity][2] != stream:
+            self._shared.add(identity)
+
     def __enter__(self) -> Tracker:
         super().__enter__()
+        self._observed = streams.observed_by(self)
+        self._observed.__enter__()
         distributed_tensor = sys.modules.get("torch.distributed.tensor")
         self._dtensor = distributed_tensor.DTensor if distributed_tensor is not None else None
         # FSDP frees and takes gathered weights with `resize_`, which passes no dispatcher.
@@ -107,6 +138,7 @@ class Tracker(TorchDispatchMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._observed.__exit__(*exception)
         torch.UntypedStorage.resize_ = self._resize
         autocast.observers.remove(self._weight_cast)
         super().__exit__(*exception)
@@ -126,13 +158,15 @@ class Tracker(TorchDispatchMode):
                 aten.add_.Tensor(a, b)
                 return a
         self.operators += self.phase.step > 0
+        kwargs = kwargs or {}
         if isinstance(next((a for a in args if isinstance(a, torch.Tensor)), None), FakeTensor):
-            return self._on_fake(func, args, kwargs or {})
-        return self._record(func, args, func(*args, **(kwargs or {})))
+            return self._on_fake(func, args, kwargs)
+        return self._record(func, args, self._memo.call(func, args, kwargs))
 
     def _on_fake(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answers = self._answers
         if func is ITEM and args[0].constant is None:
+            self.reached(self.position())
             return answers.item(args[0])
         if func is NONZERO:
             return self._record(func, args, answers.nonzero(args[0]))
@@ -142,7 +176,7 @@ class Tracker(TorchDispatchMode):
             args = (args[0], indices, *args[2:])
         if func is ONE_HOT:
             answers.note_one_hot(args[0], args[1], args[2])
-        return self._record(func, args, func(*args, **kwargs))
+        return self._record(func, args, self._memo.call(func, args, kwargs))
 
     def _weight_cast(self, cast: torch.Tensor) -> None:
         self.label([cast], "weight casts")
@@ -204,23 +238,30 @@ class Tracker(TorchDispatchMode):
         self._append(self._last_key, size, operator)
         return self._last_key
 
-    def _append(self, key: int, size: int, operator: str) -> None:
+    def _append(self, key: int, size: int, operator: str, *, held: bool = False) -> None:
         if size:
-            self.records.append(Record(key, size, streams.current_number(), self.phase, operator))
+            self.records.append(Record(key, size, streams.current_number(), self.phase, operator, held))
+
+    def _free(self, identity: int, key: int, size: int, operator: str) -> None:
+        held = identity in self._shared
+        self._shared.discard(identity)
+        self._append(key, -size, operator, held=held)
+        if held:
+            self._held.append((self.position() - 1, key))
 
     def _gone(self, identity: int) -> None:
         held = self._live.pop(identity, None)
         self._references.pop(identity, None)
         self._answers.forget(identity)
         if held is not None:
-            self._append(held[0], -held[1], "free")
+            self._free(identity, held[0], held[1], "free")
 
     def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
         identity = storage._cdata
         held = self._live.get(identity)
         if held is None or held[1] == size:
             return
-        self._append(held[0], -held[1], "resize_")
+        self._free(identity, held[0], held[1], "resize_")
         part = self.parts.get(held[0])
         key = self._allocate(size, "resize_")
         self.parts[key] = "gathered weights" if part in (None, "communication") else part

@@ -1,14 +1,20 @@
-"""What to trace: a model's config, a method and a layout."""
+"""What is asked: one rank's training step, by a model's config, a method and a layout.
+
+The closed form and the traced step answer the same Request, so that they can be compared. The trace also runs in other
+environments: this file imports nothing but errors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from trainwright.errors import UserError
 
 Precision = Literal["bf16", "fp16", "fp32"]
+FusedPart = Literal["norm", "rotary", "mlp", "loss", "output_loss", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +31,16 @@ class Method:
     quant_storage: Literal["auto", "uint8", "bf16", "fp16", "fp32"] = "auto"
     """What packed 4-bit weights are stored as; auto: the workers take the compute dtype, as FSDP shards by dtype,
     and bitsandbytes by itself takes uint8."""
-    upcast_frozen: bool = False
-    """Frozen weights that are not packed become fp32, as peft's `prepare_model_for_kbit_training` makes them."""
+    freeze: list[str] = field(default_factory=list)
+    """Patterns of parameter names that stay as they are; with `full` only."""
+    upcast_frozen: Literal["none", "peft", "trl"] = "none"
+    """Frozen half-precision weights that are not packed become fp32 (peft's `prepare_model_for_kbit_training`); in trl
+    embeddings and output layer become bf16 again (its `peft_module_casting_to_bf16`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One step to trace; sequence lengths in tokens, batch sizes in samples."""
+    """One training step; sequence lengths in tokens, batch sizes in samples."""
 
     config: dict[str, Any]
     """A transformers config, as in config.json; needs `model_type`."""
@@ -60,7 +69,25 @@ class Request:
     gradient_checkpointing: Literal["none", "non_reentrant", "reentrant"] = "none"
     attention: Literal["auto", "flash", "efficient", "cudnn", "math", "eager", "flash_attention_2"] = "auto"
     """Kernel of scaled_dot_product_attention, or another implementation in transformers; auto: as torch chooses."""
-    strategy: Literal["single", "ddp", "fsdp2", "fsdp1"] = "single"
+    shifted_logits_copied: bool = False
+    """The loss cuts off the last position of the logits by a copy in fp32, as in transformers before 4.49."""
+    fp32_logits: bool = False
+    """The output layer's result is kept in fp32 alone, as in transformers before 4.46."""
+    separate_experts: bool = False
+    """Experts are linear layers of their own, as before transformers 5 and in GPTQ models; transformers 5 stacks them,
+    and what is stacked is not packed into 4 bits."""
+    checkpoint_around_unit: bool = False
+    """Under FSDP1 checkpoints are around the units of layers, as in transformers before 4.53, and not inside of them;
+    the gradients of all layers' outputs then live as long as the backward pass."""
+    tf32: bool = False
+    """Products of fp32 tensors in TF32 where the GPU has it (`torch.set_float32_matmul_precision("high")`)."""
+    fused_kernels: list[FusedPart] = field(default_factory=list)
+    """Parts of the model computed by fused kernels, those of fms-acceleration (unsloth's) and of Liger: `loss` reads
+    the logits, `output_loss` (Liger) never makes all of them, `mlp` (Liger) is the gate of an MLP, and `lora` (unsloth)
+    needs packed attention weights with adapters on q, k, v and o."""
+    strategy: Literal["single", "ddp", "fsdp2", "fsdp1", "zero1", "zero2", "zero3"] = "single"
+    offload: Literal["none", "optimizer", "optimizer+parameters"] = "none"
+    """What ZeRO keeps in host memory."""
     world_size: int = 1
     reshard_after_forward: bool = True
     evaluation_batch_size: int | None = None
@@ -75,7 +102,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
-            raise UserError("this request cannot be traced", problems=problems)
+            raise UserError("this training step cannot be estimated", problems=problems)
 
     @staticmethod
     def parse(data: Mapping[str, Any]) -> Request:
@@ -93,7 +120,7 @@ class Request:
         missing = [key for key in ("config", "micro_batch_size", "sequence_length") if key not in data]
         problems += [f"{key}: is missing" for key in missing]
         if problems:
-            raise UserError("this request cannot be traced", problems=problems)
+            raise UserError("this training step cannot be estimated", problems=problems)
         values = dict(data) | {"method": Method(**method)}
         if "compute_capability" in values:
             values["compute_capability"] = tuple(values["compute_capability"])
@@ -129,6 +156,14 @@ class Request:
             problems.append(f"world_size: strategy single runs 1 rank, not {self.world_size}")
         if self.two_depths and self.strategy not in ("single", "fsdp2"):
             problems.append("two_depths: is for the strategies single and fsdp2")
+        parts = get_args(FusedPart)
+        problems += [
+            f"fused_kernels: has {part!r}; there are {', '.join(parts)}"
+            for part in self.fused_kernels
+            if part not in parts
+        ]
+        if self.recipe == "trainwright" and {"loss", "output_loss"} & set(self.fused_kernels):
+            problems.append("fused_kernels: the workers have a loss of their own, the model's is recipe transformers")
         if self.device == "cpu" and self.method.type == "qlora":
             problems.append("method.type: qlora is traced on cuda only")
         return problems
@@ -140,10 +175,15 @@ def _unknown(data: Mapping[str, Any], kind: type, prefix: str) -> list[str]:
 
 
 def _outside(instance: object, kind: type, prefix: str) -> list[str]:
-    problems = []
-    for name, hint in get_type_hints(kind).items():
-        choices = get_args(hint)
-        value = getattr(instance, name)
-        if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
-            problems.append(f"{prefix}{name}: must be one of {', '.join(choices)}, is {value!r}")
-    return problems
+    return [
+        f"{prefix}{name}: must be one of {', '.join(choices)}, is {value!r}"
+        for name, choices in _choices(kind)
+        if (value := getattr(instance, name)) not in choices
+    ]
+
+
+@cache
+def _choices(kind: type) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Fields that take one of a few words; thousands of layouts are asked about, and hints are slow to evaluate."""
+    found = ((name, get_args(hint)) for name, hint in get_type_hints(kind).items())
+    return tuple((name, words) for name, words in found if words and all(isinstance(word, str) for word in words))

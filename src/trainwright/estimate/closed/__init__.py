@@ -1,0 +1,49 @@
+"""The closed form of memory: what a rank's GPU holds at the highest point of a step, without torch.
+
+The highest point is one of a few: for each the bytes are `fixed + samples * each`. They are found once for a model and
+a way of training it by passing a short model, one layer of each kind, through autograd's own bookkeeping (`tape`), and
+continued to the full depth (`course`). Then a layout costs a few multiplications.
+"""
+
+from __future__ import annotations
+
+from trainwright.anatomy.parts import Anatomy
+from trainwright.estimate.closed.layouts import Layouts
+from trainwright.estimate.figures import Memory
+from trainwright.estimate.outside import outside_bytes
+from trainwright.estimate.request import Request
+from trainwright.hardware.catalog import Gpu
+
+__all__ = ["memory"]
+
+_RECENT = 8
+_models: dict[int, Layouts] = {}
+
+
+def memory(anatomy: Anatomy, request: Request, gpu: Gpu | None = None) -> Memory:
+    """The peak memory of one rank; `request.config` is not read, `gpu` says what lies outside torch's allocator.
+
+    Raises:
+        UserError: the model's family has no closed form, or `method.targets` match nothing.
+    """
+    outside = outside_bytes(request, gpu)
+    found = _layouts_of(anatomy).peak(request)
+    return Memory(
+        allocated_bytes=found.allocated_bytes,
+        reserved_bytes=found.reserved_bytes,
+        device_bytes=found.reserved_bytes + sum(outside.values()),
+        parts_bytes=found.parts_bytes,
+        outside_bytes=outside,
+        peak=found.where,
+        evaluation_bytes=found.evaluation_bytes,
+    )
+
+
+def _layouts_of(anatomy: Anatomy) -> Layouts:
+    """What is known of a model already; hashing an anatomy takes longer than the answer, so it goes by identity."""
+    found = _models.get(id(anatomy))
+    if found is None:
+        while len(_models) >= _RECENT:
+            _models.pop(next(iter(_models)))
+        found = _models[id(anatomy)] = Layouts(anatomy)
+    return found

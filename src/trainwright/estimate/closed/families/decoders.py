@@ -1,0 +1,136 @@
+"""A causal language model around its layers: embedding, masks, rotary tables, final norm, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from trainwright.estimate.closed import modules
+from trainwright.estimate.closed import operators as op
+from trainwright.estimate.closed.families import alibi, gpt, llama
+from trainwright.estimate.closed.families.passing import (
+    OneLayer,
+    Short,
+    as_logits,
+    begin,
+    boundary,
+    demanded,
+    end,
+    make_masks,
+    rotary,
+    through,
+)
+from trainwright.estimate.closed.loss import LOGITS, transformers_loss, workers_loss
+from trainwright.estimate.closed.modules import Module
+from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Step
+from trainwright.estimate.closed.tape import Tape, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a family's decoder is put together around its layers."""
+
+    layer: OneLayer
+    norm: Callable[[Tape, Module, Tensor], Tensor]
+    embed: Callable[[Step, Short], Tensor]
+    turned: float | None = None
+    """Share of a head that rotary embeddings turn; None: there are none."""
+    softcapped: bool = False
+
+
+def causal_loss(way: Way, step: Step, model: Short) -> Tensor:
+    """The loss of a decoder."""
+    rows = SAMPLES * step.asked.length
+    logits = causal_logits(way, step, model)
+    if step.asked.recipe == "transformers":
+        return transformers_loss(step, logits, rows, upcast=True)
+    vocabulary = round(logits.elements.imag / rows.imag)
+    return workers_loss(step, logits, rows, vocabulary, shifted=True)
+
+
+def causal_logits(way: Way, step: Step, model: Short) -> Tensor:
+    """`LlamaForCausalLM.forward` and its like."""
+    tape = step.tape
+    begin(step, model)
+    embedded = way.embed(step, model)
+    embedded = boundary(step, embedded, "embedding backward")
+    shared = make_masks(step, model, embedded.dtype)
+    if way.turned is not None:
+        head = model.stages[0].layer.attentions[0].head_dim
+        shared.rope = rotary(step, round(head * way.turned), embedded.dtype)
+    hidden = through(step, model.stages, way.layer, embedded, shared)
+    del embedded, shared
+    tape.mark("head")
+    *norms, head_module = model.outside[-1].modules.values()
+    for norm in norms:
+        hidden = way.norm(tape, norm, hidden) if norm.rows == 1 else step.linear(norm, hidden)
+    logits = as_logits(step, step.linear(head_module, hidden))
+    if way.softcapped:
+        logits = op.scale(tape, logits, part=LOGITS)
+        logits = op.elementwise(tape, logits, keep_output=True, part=LOGITS)
+        logits = op.scale(tape, logits, part=LOGITS)
+    return end(step, model, logits)
+
+
+def words(step: Step, model: Short) -> Tensor:
+    """Word embeddings, on which transformers demands a gradient with checkpointing, whatever is trained."""
+    asked = step.asked
+    table = next(iter(model.outside[0].modules.values()))
+    embedded = modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)
+    return demanded(step, embedded)
+
+
+def scaled_words(step: Step, model: Short) -> Tensor:
+    """Gemma's, which are scaled."""
+    return demanded(step, op.scale(step.tape, _table(step, model)))
+
+
+def words_and_places(step: Step, model: Short) -> Tensor:
+    """GPT-2's: positions are embedded once for all samples; a dropout follows."""
+    tape, asked = step.tape, step.asked
+    places = list(model.outside[0].modules.values())[1]
+    embedded = words(step, model)
+    at = modules.embedding(tape, places, complex(asked.length), sorted_above=asked.length > SORTED_ABOVE)
+    return step.drop(op.add(tape, embedded, at), gpt.GPT2_DROPOUT)
+
+
+def opt_words(step: Step, model: Short) -> Tensor:
+    """OPT's: positions are embedded for each sample; OPT-350m widens the words first."""
+    tape, asked = step.tape, step.asked
+    table = dict(model.outside[0].modules)
+    places = table["model.decoder.embed_positions"]
+    embedded = words(step, model)
+    at = modules.embedding(tape, places, SAMPLES * asked.length, sorted_above=asked.long)
+    if "model.decoder.project_in" in table:
+        embedded = step.linear(table["model.decoder.project_in"], embedded)
+    return op.add(tape, embedded, at)
+
+
+def normed_words(step: Step, model: Short) -> Tensor:
+    """BLOOM's, which are normalised."""
+    norm = list(model.outside[0].modules.values())[1]
+    return modules.layer_norm(step.tape, norm, words(step, model))
+
+
+def _table(step: Step, model: Short) -> Tensor:
+    asked = step.asked
+    table = next(iter(model.outside[0].modules.values()))
+    return modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)
+
+
+_LLAMA = Way(llama.layer, modules.rms_norm, words, 1.0)
+_GEMMA = Way(llama.layer, modules.gemma_norm, scaled_words, 1.0)
+_GPT2 = Way(gpt.gpt2_layer, modules.layer_norm, words_and_places)
+WAYS: Mapping[str, Way] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
+    **dict.fromkeys(("gemma", "gemma3", "gemma3_text"), _GEMMA),
+    "gemma2": replace(_GEMMA, softcapped=True),
+    "starcoder2": Way(gpt.starcoder2_layer, modules.layer_norm, words, 1.0),
+    "phi": Way(gpt.phi_layer, modules.layer_norm, words, gpt.PHI_TURNED),
+    "gpt_neox": Way(gpt.neox_layer, modules.layer_norm, words, gpt.NEOX_TURNED),
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
+    "opt": Way(gpt.opt_layer, modules.layer_norm, opt_words),
+    "bloom": Way(alibi.bloom_layer, modules.layer_norm, normed_words),
+    "mpt": Way(alibi.mpt_layer, modules.layer_norm, words),
+}

@@ -1,0 +1,155 @@
+"""Layers with layer norms and a plain MLP: GPT-2, GPT-BigCode, StarCoder2, Phi-1 and 2, GPT-NeoX, OPT."""
+
+from __future__ import annotations
+
+from trainwright.estimate.closed import modules
+from trainwright.estimate.closed import operators as op
+from trainwright.estimate.closed.families.llama import attend, heads, rotated, shape_of
+from trainwright.estimate.closed.step import Layer, Shared, Step
+from trainwright.estimate.closed.tape import Tape, Tensor
+
+GPT2_DROPOUT = 0.1
+"""`attn_pdrop`, `resid_pdrop` and `embd_pdrop` of GPT-2 and GPT-BigCode, and `dropout` of OPT."""
+
+
+def gpt2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`GPT2Block`, and `GPTBigCodeBlock`, which has one head of keys and values."""
+    tape, p = step.tape, GPT2_DROPOUT if layer.dropout else 0.0
+    residual = hidden
+    hidden = modules.layer_norm(tape, layer["ln_1"], hidden)
+    hidden = op.add(tape, step.drop(_joined_attention(step, layer, hidden, shared), p), residual)
+    residual = hidden
+    hidden = modules.layer_norm(tape, layer["ln_2"], hidden)
+    hidden = step.linear(layer["mlp.c_fc"], hidden)
+    hidden = new_gelu(tape, hidden) if step.asked.family == "gpt2" else op.elementwise(tape, hidden)
+    hidden = step.drop(step.linear(layer["mlp.c_proj"], hidden), p)
+    return op.add(tape, residual, hidden)
+
+
+def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    tape, shape = step.tape, shape_of(step, layer.attentions[0])
+    eager = step.asked.attention == "eager"
+    joined = step.linear(layer["attn.c_attn"], hidden)
+    of_keys = shape.samples * (shape.key_heads * shape.keys * shape.head)
+    q, k, v = op.split(tape, joined, (shape.of_queries(), of_keys, of_keys))
+    del joined
+    q, k, v = (heads(tape, x, shape.heads, clones=eager) for x in (q, k, v))
+    out = attend(step, q, k, v, shared.mask, shape, dropout=GPT2_DROPOUT)
+    return step.linear(layer["attn.c_proj"], out)
+
+
+def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`Starcoder2DecoderLayer`."""
+    tape, p = step.tape, 0.1 if layer.dropout else 0.0
+    residual = hidden
+    hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
+    hidden = step.drop(_split_attention(step, layer, hidden, shared, turned=None), p)
+    hidden = op.add(tape, residual, hidden)
+    residual = hidden
+    hidden = modules.layer_norm(tape, layer["post_attention_layernorm"], hidden)
+    hidden = op.elementwise(tape, step.linear(layer["mlp.c_fc"], hidden))
+    hidden = step.drop(step.linear(layer["mlp.c_proj"], hidden), p)
+    return op.add(tape, residual, hidden)
+
+
+def phi_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`PhiDecoderLayer`: attention and MLP side by side."""
+    tape, p = step.tape, 0.1 if layer.dropout else 0.0
+    residual = hidden
+    hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
+    attended = step.drop(_split_attention(step, layer, hidden, shared, turned=PHI_TURNED), p)
+    inner = new_gelu(tape, step.linear(layer["mlp.fc1"], hidden))
+    fed = step.drop(step.linear(layer["mlp.fc2"], inner), p)
+    del inner
+    return op.add(tape, op.add(tape, attended, fed), residual)
+
+
+PHI_TURNED = 0.5
+NEOX_TURNED = 0.25
+"""Share of a head that rotary embeddings turn (`partial_rotary_factor`)."""
+
+
+def _split_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, *, turned: float | None) -> Tensor:
+    tape, described = step.tape, layer.attentions[0]
+    shape = shape_of(step, described)
+    mask = shared.mask if described.window is None else shared.window_mask
+    repeats = step.repeats(mask, shape) or step.asked.attention == "eager"
+    out = "dense" if "self_attn.dense" in layer else "o_proj"
+    q = heads(tape, step.linear(layer["self_attn.q_proj"], hidden), shape.heads, clones=True)
+    k = heads(tape, step.linear(layer["self_attn.k_proj"], hidden), shape.key_heads, clones=True)
+    v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
+    assert shared.rope is not None
+    both = rotated(tape, q, shared.rope, turned), rotated(tape, k, shared.rope, turned)
+    q, k = both
+    del both
+    return step.linear(layer[f"self_attn.{out}"], attend(step, q, k, v, mask, shape))
+
+
+def neox_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`GPTNeoXLayer`."""
+    tape, p = step.tape, 0.1 if layer.dropout else 0.0
+    attended = step.drop(_neox_attention(step, layer, hidden, shared), p)
+    # The anatomy puts the second norm first where attention and MLP stand side by side.
+    parallel = list(layer.modules).index("post_attention_layernorm") == 1
+    if not parallel:
+        attended = op.add(tape, attended, hidden)
+    inner = step.linear(
+        layer["mlp.dense_h_to_4h"],
+        modules.layer_norm(tape, layer["post_attention_layernorm"], hidden if parallel else attended),
+    )
+    inner = op.elementwise(tape, inner)
+    fed = step.drop(step.linear(layer["mlp.dense_4h_to_h"], inner), p)
+    del inner
+    fed = op.add(tape, fed, attended)
+    return op.add(tape, fed, hidden) if parallel else fed
+
+
+def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    tape, shape = step.tape, shape_of(step, layer.attentions[0])
+    hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
+    joined = heads(tape, step.linear(layer["attention.query_key_value"], hidden), shape.heads, clones=True)
+    q, k, v = op.split(tape, joined, (shape.of_queries(),) * 3)
+    assert shared.rope is not None
+    both = rotated(tape, q, shared.rope, NEOX_TURNED), rotated(tape, k, shared.rope, NEOX_TURNED)
+    q, k = both
+    del both
+    return step.linear(layer["attention.dense"], attend(step, q, k, v, shared.mask, shape))
+
+
+def opt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`OPTDecoderLayer`; OPT-350m normalises after attention and MLP instead of before."""
+    tape, p = step.tape, GPT2_DROPOUT if layer.dropout else 0.0
+    before = next(iter(layer.modules)) == "self_attn_layer_norm"
+    residual = hidden
+    if before:
+        hidden = modules.layer_norm(tape, layer["self_attn_layer_norm"], hidden)
+    hidden = op.add(tape, residual, step.drop(_opt_attention(step, layer, hidden, shared), p))
+    if not before:
+        hidden = modules.layer_norm(tape, layer["self_attn_layer_norm"], hidden)
+    residual = hidden
+    if before:
+        hidden = modules.layer_norm(tape, layer["final_layer_norm"], hidden)
+    hidden = op.elementwise(tape, step.linear(layer["fc1"], hidden), keep_output=True)
+    hidden = step.drop(step.linear(layer["fc2"], hidden), p)
+    hidden = op.add(tape, residual, hidden)
+    return hidden if before else modules.layer_norm(tape, layer["final_layer_norm"], hidden)
+
+
+def _opt_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    tape, shape = step.tape, shape_of(step, layer.attentions[0])
+    eager = step.asked.attention == "eager"
+    q = op.scale(tape, step.linear(layer["self_attn.q_proj"], hidden))
+    k, v = step.linear(layer["self_attn.k_proj"], hidden), step.linear(layer["self_attn.v_proj"], hidden)
+    q, k, v = (heads(tape, x, shape.heads, clones=eager) for x in (q, k, v))
+    return step.linear(layer["self_attn.out_proj"], attend(step, q, k, v, shared.mask, shape))
+
+
+def new_gelu(tape: Tape, x: Tensor) -> Tensor:
+    """`NewGELUActivation`, written out in Python: eight operators."""
+    half = op.scale(tape, x)
+    cubed = op.scale(tape, op.power(tape, x))
+    return op.mul(tape, half, op.shift(tape, op.elementwise(tape, _summed(tape, x, cubed), keep_output=True)))
+
+
+def _summed(tape: Tape, x: Tensor, cubed: Tensor) -> Tensor:
+    return op.scale(tape, op.add(tape, x, cubed))

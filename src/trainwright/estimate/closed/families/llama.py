@@ -1,0 +1,163 @@
+"""Layers of the Llama line: Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3, Phi-3, and the mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainwright.anatomy.parts import Attention
+from trainwright.estimate.closed import modules
+from trainwright.estimate.closed import operators as op
+from trainwright.estimate.closed.attention import Shape, repeated
+from trainwright.estimate.closed.families.experts import mixture
+from trainwright.estimate.closed.modules import Module
+from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, Step
+from trainwright.estimate.closed.tape import Tape, Tensor
+
+Norm = Callable[[Tape, Module, Tensor], Tensor]
+
+GEMMA = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+SOFTCAPPED = frozenset({"gemma2"})
+"""Attention scores go through a tanh, which only the eager attention can do."""
+
+
+def layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`LlamaDecoderLayer`, and Gemma's with norms behind attention and MLP too."""
+    tape, family = step.tape, step.asked.family
+    norm: Norm = modules.gemma_norm if family in GEMMA else modules.rms_norm
+    sandwiched = "pre_feedforward_layernorm" in layer
+    residual = hidden
+    hidden = norm(tape, layer["input_layernorm"], hidden)
+    hidden = attention(step, layer, hidden, shared, norm)
+    if sandwiched:
+        hidden = norm(tape, layer["post_attention_layernorm"], hidden)
+    elif family == "phi3":
+        hidden = step.drop(hidden, 0.1 if layer.dropout else 0.0)
+    hidden = op.add(tape, residual, hidden)
+    residual = hidden
+    hidden = norm(tape, layer["pre_feedforward_layernorm" if sandwiched else "post_attention_layernorm"], hidden)
+    hidden = mlp(step, layer, hidden)
+    if sandwiched:
+        hidden = norm(tape, layer["post_feedforward_layernorm"], hidden)
+    elif family == "phi3":
+        hidden = step.drop(hidden, 0.1 if layer.dropout else 0.0)
+    return op.add(tape, residual, hidden)
+
+
+def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: Norm) -> Tensor:
+    """`LlamaAttention`."""
+    tape, family = step.tape, step.asked.family
+    described = layer.attentions[0]
+    shape = shape_of(step, described)
+    mask = shared.mask if described.window is None else shared.window_mask
+    eager = family in SOFTCAPPED
+    repeats = step.repeats(mask, shape) or eager or step.asked.attention == "eager"
+    if "self_attn.qkv_proj" in layer:
+        joined = step.linear(layer["self_attn.qkv_proj"], hidden)
+        q = heads(tape, op.part_of(tape, joined, shape.of_queries()), shape.heads, clones=True)
+        k = heads(tape, op.part_of(tape, joined, _keys(shape)), shape.key_heads, clones=True)
+        v = heads(tape, op.part_of(tape, joined, _keys(shape)), shape.key_heads, clones=repeats)
+    else:
+        joined = None
+        q = heads(tape, step.linear(layer["self_attn.q_proj"], hidden), shape.heads, clones=True)
+        if "self_attn.q_norm" in layer:
+            q = norm(tape, layer["self_attn.q_norm"], q)
+        k = heads(tape, step.linear(layer["self_attn.k_proj"], hidden), shape.key_heads, clones=True)
+        if "self_attn.k_norm" in layer:
+            k = norm(tape, layer["self_attn.k_norm"], k)
+        v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
+    assert shared.rope is not None
+    share = 1.0 if family == "phi3" else None
+    both = rotated(tape, q, shared.rope, share), rotated(tape, k, shared.rope, share)
+    q, k = both
+    del both
+    out = attend(step, q, k, v, mask, shape, eager=eager)
+    return step.linear(layer["self_attn.o_proj"], out)
+
+
+def attend(
+    step: Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    shape: Shape,
+    *,
+    eager: bool = False,
+    dropout: float = 0.0,
+    causal: bool = True,
+) -> Tensor:
+    """transformers' integrations/sdpa_attention.py: keys and values repeated where a mask keeps torch from it."""
+    if step.repeats(mask, shape) and not eager:
+        k, v = repeated(step.tape, k, shape), repeated(step.tape, v, shape)
+        shape = Shape(shape.samples, shape.heads, shape.heads, shape.head, shape.queries, shape.keys)
+    return step.attend(q, k, v, mask, shape, eager=eager, softcap=eager, dropout=dropout, causal=causal)
+
+
+def mlp(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+    """The gated MLP, plain or with experts."""
+    tape = step.tape
+    if "mlp.experts.gate_up_proj" in layer:
+        return mixture(step, layer, hidden)
+    if "mlp.gate_up_proj" in layer:
+        joined = step.linear(layer["mlp.gate_up_proj"], hidden)
+        gate, up = op.split(tape, joined, (joined.elements / 2,) * 2)
+        inner = op.mul(tape, up, activation(step, gate))
+        del joined, gate, up
+        return step.linear(layer["mlp.down_proj"], inner)
+    return gated(step, layer, hidden, "mlp")
+
+
+def gated(step: Step, layer: Layer, hidden: Tensor, path: str) -> Tensor:
+    """`LlamaMLP`."""
+    tape = step.tape
+    acted = activation(step, step.linear(layer[f"{path}.gate_proj"], hidden))
+    up = step.linear(layer[f"{path}.up_proj"], hidden)
+    inner = op.mul(tape, acted, up)
+    del acted, up
+    return step.linear(layer[f"{path}.down_proj"], inner)
+
+
+def activation(step: Step, x: Tensor) -> Tensor:
+    """`silu`, or Gemma's `gelu`: one kernel forward, one backward."""
+    return op.elementwise(step.tape, x)
+
+
+def shape_of(step: Step, described: Attention) -> Shape:
+    """Of an attention over all tokens."""
+    length = step.asked.length
+    return Shape(SAMPLES, described.heads, described.key_value_heads, described.head_dim, length, length)
+
+
+def heads(tape: Tape, x: Tensor, count: int, *, clones: bool) -> Tensor:
+    """`view(...).transpose(1, 2)`; `clones`: gradients come head by head and are copied back to token by token."""
+    out = Tensor(x.storage, x.elements, x.dtype, dense=x.dense)
+    if not tape.needs_gradient(x):
+        return out
+    elements, dtype = x.elements, x.dtype
+    return tape.link(out, [x], lambda g: (tape.new(elements, dtype) if clones and count > 1 else g,))
+
+
+def rotated(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor], share: float | None = None) -> Tensor:
+    """`apply_rotary_pos_emb`; `share`: of a head, the rest is joined to it unturned (even where that is nothing)."""
+    cos, sin = rope
+    if share is None:
+        return _turned(tape, x, cos, sin)
+    first, rest = op.part_of(tape, x, x.elements * share), op.part_of(tape, x, x.elements * (1 - share))
+    out = op.concatenated(tape, [_turned(tape, first, cos, sin), rest])
+    out.headed = True
+    return out
+
+
+def _turned(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    straight = op.mul(tape, x, cos)
+    crossed = op.mul(tape, _half_turned(tape, x), sin)
+    return op.add(tape, straight, crossed)
+
+
+def _half_turned(tape: Tape, x: Tensor) -> Tensor:
+    first, second = op.part_of(tape, x, x.elements / 2), op.part_of(tape, x, x.elements / 2)
+    return op.concatenated(tape, [op.scale(tape, second), first])
+
+
+def _keys(shape: Shape) -> complex:
+    return shape.samples * (shape.key_heads * shape.keys * shape.head)

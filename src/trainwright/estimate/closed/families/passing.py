@@ -1,0 +1,188 @@
+"""Layers one after the other, checkpointed if asked for, and the marks that cut the step into stretches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from trainwright.estimate.closed import operators as op
+from trainwright.estimate.closed.loss import LOGITS
+from trainwright.estimate.closed.sharding import Unit
+from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, Step
+from trainwright.estimate.closed.tape import FP32, Leaf, Tensor
+
+EAGER_ONLY = frozenset({"gemma2", "bloom", "mpt"})
+"""Families for which transformers has no fused attention."""
+BOTH_MASKS = frozenset({"gemma2", "gemma3", "gemma3_text"})
+"""Families that make the mask of all pairs and that of a window, whichever their layers need."""
+
+OneLayer = Callable[[Step, Layer, Tensor, Shared], Tensor]
+
+
+@dataclass(slots=True)
+class Stage:
+    """A layer of the short model, and how many of the full one it stands for.
+
+    Layers of several kinds that alternate are one `group`; `stack` 0 is the encoder where there is one.
+    """
+
+    layer: Layer
+    repeats: int
+    group: int | None
+    stack: int
+    unit: Unit | None = None
+
+
+@dataclass(slots=True)
+class Short:
+    """A model with one layer of each kind; `outside` is what stands before, between and after the layers.
+
+    `aside` is what text never passes, such as a vision tower's embeddings. `root` is the unit of all but the layers.
+    """
+
+    outside: list[Layer]
+    stages: list[Stage]
+    aside: list[Layer]
+    root: Unit | None = None
+
+
+def through(step: Step, stages: list[Stage], layer: OneLayer, hidden: Tensor, shared: Shared, first: int = 0) -> Tensor:
+    """Pass the layers, each checkpointed if asked for."""
+    tape = step.tape
+    for number, stage in enumerate(stages, start=first):
+        tape.mark(f"forward {number}")
+
+        given = replace(shared)
+
+        def one(x: Tensor, inner: Layer = stage.layer, given: Shared = given) -> Tensor:
+            return layer(step, inner, x, given)
+
+        hidden = _sharded(step, stage, one, hidden, f"backward {number}")
+        shared.lingering, given.lingering = given.lingering, None
+        for name in ("bias", "cross_bias"):
+            made = getattr(given, name)
+            if getattr(shared, name) is None and made is not None:
+                # The layer that makes them for the others does not hold them for its own backward pass.
+                setattr(shared, name, made)
+                setattr(given, name, None)
+                tape.lasting.add(made.storage.key)
+    return hidden
+
+
+def _sharded(step: Step, stage: Stage, one: Callable[[Tensor], Tensor], hidden: Tensor, name: str) -> Tensor:
+    """One layer with what FSDP2 does around it; `name` is the stretch that its backward pass begins."""
+    sharding, unit = step.sharding, stage.unit
+    if sharding is None or unit is None:
+        return boundary(step, _checkpointed(step, one, hidden), name)
+    sharding.before_forward(unit)
+    hidden = op.to(step.tape, hidden, step.asked.weight_dtype)  # `cast_forward_inputs`
+    hidden = boundary(step, hidden, None, lambda: sharding.after_backward(unit))
+    hidden = _checkpointed(step, one, hidden)
+    sharding.after_forward(unit)
+    return boundary(step, hidden, name, lambda: sharding.before_backward(unit))
+
+
+def _checkpointed(step: Step, one: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    asked, tape = step.asked, step.tape
+    if asked.checkpointing == "none" or not step.training:
+        return one(hidden)
+    return (tape.checkpoint_reentrant if asked.checkpointing == "reentrant" else tape.checkpoint)(one, hidden)
+
+
+def begin(step: Step, model: Short) -> None:
+    """The root's forward begins: what no layer holds is gathered."""
+    step.tape.mark("embedding")
+    if step.sharding is not None and model.root is not None:
+        step.sharding.before_forward(model.root)
+
+
+def end(step: Step, model: Short, logits: Tensor) -> Tensor:
+    """The root's forward is over."""
+    sharding, root = step.sharding, model.root
+    if sharding is None or root is None:
+        return logits
+    sharding.after_forward(root)
+    sharding.finish_forward()
+    return boundary(step, logits, None, lambda: sharding.before_backward(root))
+
+
+def boundary(step: Step, hidden: Tensor, name: str | None, then: Callable[[], None] | None = None) -> Tensor:
+    """Where the backward pass comes by: begin a stretch of that name, then do what is asked."""
+    tape = step.tape
+    if not tape.needs_gradient(hidden):
+        return hidden
+    out = tape.link(Tensor(hidden.storage, hidden.elements, hidden.dtype), [hidden], lambda g: (g,))
+    assert out.node is not None
+
+    def passed() -> None:
+        if name is not None:
+            tape.mark(name)
+        if then is not None:
+            then()
+
+    out.node.hook = passed
+    return out
+
+
+def demanded(step: Step, embedded: Tensor) -> Tensor:
+    """`enable_input_require_grads`, which transformers 5 calls with checkpointing, whatever is trained."""
+    if step.asked.checkpointing == "none" or not step.training or embedded.node is not None:
+        return embedded
+    return Tensor(embedded.storage, embedded.elements, embedded.dtype, Leaf(embedded.storage))
+
+
+def as_logits(step: Step, logits: Tensor) -> Tensor:
+    """Call them by their part."""
+    assert logits.storage is not None
+    step.tape.parts[logits.storage.key] = LOGITS
+    return logits
+
+
+def make_masks(step: Step, model: Short, dtype: int) -> Shared:
+    """transformers' masking_utils.py: none where torch's own causal attention does, else one byte for each pair.
+
+    The eager attention always needs one, of numbers in the dtype of the embeddings.
+    """
+    asked = step.asked
+    windows = {a.window for stage in model.stages for a in stage.layer.attentions}
+    eager = asked.attention == "eager" or asked.family in EAGER_ONLY
+    masked = asked.batch != "full" or eager
+    shared = Shared()
+    if masked and (None in windows or asked.family in BOTH_MASKS):
+        shared.mask = _mask(step, dtype if eager else None)
+    for window in windows - {None}:
+        assert window is not None
+        if masked or asked.length >= window:
+            shared.window_mask = _mask(step, dtype if eager else None)
+    return shared
+
+
+def _mask(step: Step, dtype: int | None) -> Tensor:
+    tape, length = step.tape, step.asked.length
+    first = tape.new(complex(length**2), 1)
+    second = tape.new(complex(length**2), 1)
+    del first
+    mask = tape.new(SAMPLES * length**2, 1)
+    del second
+    if dtype is None:
+        return mask
+    numbers = tape.new(mask.elements, dtype)
+    return numbers if step.asked.family != "mpt" else tape.new(mask.elements, 1)
+
+
+def pair_mask(step: Step, queries: int, keys: int) -> Tensor:
+    """The mask of attention without causality: one byte for each pair."""
+    return step.tape.new(SAMPLES * (queries * keys), 1)
+
+
+def rotary(step: Step, dims: int, dtype: int) -> tuple[Tensor, Tensor]:
+    """`LlamaRotaryEmbedding`: tables for one row of positions, or for each row where samples are packed."""
+    tape, asked = step.tape, step.asked
+    positions = SAMPLES * asked.length if asked.batch == "packed" else complex(asked.length)
+    frequencies = tape.new(positions * (dims / 2), FP32)
+    angles = tape.new(positions * dims, FP32)
+    cos = op.scale(tape, tape.new(positions * dims, FP32))
+    sin = op.scale(tape, tape.new(positions * dims, FP32))
+    tables = op.to(tape, cos, dtype), op.to(tape, sin, dtype)
+    del frequencies, angles
+    return tables

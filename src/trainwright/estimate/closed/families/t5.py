@@ -1,0 +1,197 @@
+"""T5: an encoder and a decoder whose attention scores carry a learned bias, which keeps flash attention away."""
+
+from __future__ import annotations
+
+from trainwright.estimate.closed import attention as kernels
+from trainwright.estimate.closed import modules
+from trainwright.estimate.closed import operators as op
+from trainwright.estimate.closed.attention import Shape
+from trainwright.estimate.closed.families.llama import heads
+from trainwright.estimate.closed.families.passing import (
+    Short,
+    as_logits,
+    begin,
+    boundary,
+    demanded,
+    end,
+    pair_mask,
+    through,
+)
+from trainwright.estimate.closed.loss import transformers_loss, workers_loss
+from trainwright.estimate.closed.modules import Module
+from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, Step
+from trainwright.estimate.closed.tape import FP32, HALF, Leaf, Tape, Tensor
+
+DROPOUT = 0.1
+
+
+def loss(step: Step, model: Short) -> Tensor:
+    """`T5ForConditionalGeneration` and the workers' loss on the response."""
+    rows = SAMPLES * step.asked.target_length
+    logits = _logits(step, model)
+    if step.asked.recipe == "transformers":
+        return transformers_loss(step, logits, rows, upcast=False)
+    return workers_loss(step, logits, rows, round(logits.elements.imag / rows.imag), shifted=False)
+
+
+def _logits(step: Step, model: Short) -> Tensor:
+    tape, asked = step.tape, step.asked
+    words, encoder_norm, _, after = (list(layer.modules.values()) for layer in model.outside)
+    begin(step, model)
+    encoder = [stage for stage in model.stages if stage.stack == 0]
+    decoder = [stage for stage in model.stages if stage.stack == 1]
+    embedded = demanded(step, modules.embedding(tape, words[0], SAMPLES * asked.length, sorted_above=asked.long))
+    embedded = boundary(step, embedded, "embedding backward")
+    padded = asked.batch == "padded"
+    shared = Shared(mask=pair_mask(step, asked.length, asked.length) if padded else None)
+    hidden = through(step, encoder, encoder_layer, step.drop(embedded, DROPOUT), shared)
+    tape.mark("encoder's end")
+    memory = step.drop(norm(tape, encoder_norm[0], hidden), DROPOUT)
+    del embedded, hidden, shared
+    ids = SAMPLES * asked.target_length
+    embedded = demanded(step, modules.embedding(tape, words[0], ids, sorted_above=abs(ids) > SORTED_ABOVE))
+    embedded = boundary(step, embedded, "decoder's embedding backward")
+    shared = Shared(memory=memory)
+    if padded:
+        shared.memory_mask = pair_mask(step, asked.target_length, asked.length)
+    hidden = through(step, decoder, decoder_layer, step.drop(embedded, DROPOUT), shared, len(encoder))
+    tape.mark("head")
+    hidden = step.drop(norm(tape, after[0], hidden), DROPOUT)
+    del embedded, shared
+    if after[1].weight is words[0].weight:  # scaled where the output embedding is tied
+        hidden = op.scale(tape, hidden)
+    return end(step, model, as_logits(step, step.linear(after[1], hidden)))
+
+
+def encoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`T5Block` of the encoder."""
+    length = step.asked.length
+    hidden = _self_attention(step, layer, hidden, shared, length, causal=False)
+    return _feed_forward(step, layer, hidden, 1)
+
+
+def decoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    """`T5Block` of the decoder, which attends to the encoder's result too."""
+    hidden = _self_attention(step, layer, hidden, shared, step.asked.target_length, causal=True)
+    hidden = _cross_attention(step, layer, hidden, shared)
+    return _feed_forward(step, layer, hidden, 2)
+
+
+def norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
+    """`T5LayerNorm`."""
+    scaled = _scaled(tape, x, module.columns)
+    if module.weight.dtype == HALF:
+        scaled = op.to(tape, scaled, HALF)
+    return op.mul(tape, module.weight.tensor, scaled)
+
+
+def _scaled(tape: Tape, x: Tensor, columns: int) -> Tensor:
+    squares = op.power(tape, op.to(tape, x, FP32))
+    variance = op.mean(tape, squares, x.elements / columns)
+    del squares
+    return op.mul(tape, x, op.elementwise(tape, op.shift(tape, variance), keep_output=True, temporaries=1))
+
+
+def _self_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, length: int, *, causal: bool) -> Tensor:
+    tape, path = step.tape, "layer.0.SelfAttention"
+    described = layer.attentions[0]
+    shape = Shape(SAMPLES, described.heads, described.heads, described.head_dim, length, length)
+    normed = norm(tape, layer["layer.0.layer_norm"], hidden)
+    q, k, v = (heads(tape, step.linear(layer[f"{path}.{name}"], normed), shape.heads, clones=False) for name in "qkv")
+    bias = shared.bias
+    if f"{path}.relative_attention_bias" in layer:
+        bias = _relative_bias(step, layer[f"{path}.relative_attention_bias"], shape, causal=causal)
+        if tape.refilling is None:
+            shared.bias = bias
+    assert bias is not None
+    out = _biased(step, q, k, v, bias, shared.mask, shape, causal=causal, laid_out=False)
+    out = step.linear(layer[f"{path}.o"], out)
+    del normed, q, k, v
+    return op.add(tape, hidden, step.drop(out, DROPOUT))
+
+
+def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+    tape, path, asked = step.tape, "layer.1.EncDecAttention", step.asked
+    described = layer.attentions[1]
+    shape = Shape(SAMPLES, described.heads, described.heads, described.head_dim, asked.target_length, asked.length)
+    assert shared.memory is not None
+    normed = norm(tape, layer["layer.1.layer_norm"], hidden)
+    q = heads(tape, step.linear(layer[f"{path}.q"], normed), shape.heads, clones=False)
+    k, v = (heads(tape, step.linear(layer[f"{path}.{n}"], shared.memory), shape.heads, clones=False) for n in "kv")
+    bias = shared.cross_bias
+    if "layer.0.SelfAttention.relative_attention_bias" in layer:
+        bias = tape.new(complex(shape.heads * shape.queries * shape.keys), q.dtype)
+        if asked.checkpointing != "none" and step.training:
+            bias = Tensor(bias.storage, bias.elements, bias.dtype, Leaf(bias.storage))
+        if tape.refilling is None:
+            shared.cross_bias = bias
+    assert bias is not None
+    out = _biased(step, q, k, v, bias, shared.memory_mask, shape, causal=False, laid_out=True)
+    out = step.linear(layer[f"{path}.o"], out)
+    del normed, q, k, v
+    return op.add(tape, hidden, step.drop(out, DROPOUT))
+
+
+def _feed_forward(step: Step, layer: Layer, hidden: Tensor, number: int) -> Tensor:
+    tape, path = step.tape, f"layer.{number}.DenseReluDense"
+    normed = norm(tape, layer[f"layer.{number}.layer_norm"], hidden)
+    if f"{path}.wi" in layer:
+        inner = op.elementwise(tape, step.linear(layer[f"{path}.wi"], normed), keep_output=True)
+    else:
+        acted = _new_gelu(tape, step.linear(layer[f"{path}.wi_0"], normed))
+        up = step.linear(layer[f"{path}.wi_1"], normed)
+        inner = op.mul(tape, acted, up)
+        del acted, up
+    inner = step.drop(inner, DROPOUT)
+    inner = op.to(tape, inner, layer[f"{path}.wo"].weight.dtype)
+    out = step.linear(layer[f"{path}.wo"], inner)
+    del inner, normed
+    return op.add(tape, hidden, step.drop(out, DROPOUT))
+
+
+def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
+    from trainwright.estimate.closed.families.gpt import new_gelu
+
+    return new_gelu(tape, x)
+
+
+def _relative_bias(step: Step, table: Module, shape: Shape, *, causal: bool) -> Tensor:
+    """`compute_bias`: buckets of distances, and a number of each head for each bucket."""
+    tape, pairs = step.tape, complex(shape.queries * shape.keys)
+    distances, buckets = tape.new(pairs, 8), tape.new(pairs, 8)
+    tape.passing(*(8 * pairs,) * 4, part="temporaries")
+    values = modules.embedding(tape, table, pairs, sorted_above=abs(pairs) > SORTED_ABOVE)
+    if values.node is not None:
+        values = op.kept_alive(tape, values, buckets)
+    del distances, causal
+    return values
+
+
+def _biased(
+    step: Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    mask: Tensor | None,
+    shape: Shape,
+    *,
+    causal: bool,
+    laid_out: bool,
+) -> Tensor:
+    """Attention with a bias: transformers' `create_position_bias_mask`, then torch's memory-efficient kernel."""
+    tape, asked = step.tape, step.asked
+    if asked.attention == "eager":
+        return kernels.eager(
+            tape, q, k, v, mask, shape, dropout=DROPOUT, training=step.training, bias=bias, keeps_fp32=False
+        )
+    if mask is not None:
+        bias = op.copy(tape, op.masked(tape, bias, mask, shape.scores()))
+    elif causal:
+        pairs = tape.new(complex(shape.queries * shape.keys), 1)
+        bias = op.copy(tape, op.masked(tape, bias, pairs, bias.elements))
+        del pairs
+    elif not laid_out:
+        bias = op.copy(tape, bias)
+    q, k, v, bias = (op.lower(tape, x) for x in (q, k, v, bias))
+    return kernels.fused(tape, "efficient", q, k, v, bias, shape)

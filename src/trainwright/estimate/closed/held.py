@@ -1,0 +1,71 @@
+"""What a rank holds besides what a micro-step makes: weights, moments, workspaces, gradients carried on."""
+
+from __future__ import annotations
+
+from math import prod
+
+from trainwright.anatomy.parameters import segment_parameters
+from trainwright.anatomy.parts import Anatomy
+from trainwright.anatomy.quantized import nf4_bytes
+from trainwright.estimate.closed import zero
+from trainwright.estimate.closed.states import (
+    BYTES,
+    Held,
+    Parameters,
+    buffer_bytes,
+    elements,
+    moment_bytes,
+    rounding_bytes,
+    sharded,
+    trained_bytes,
+    update_bytes,
+    weight_bytes,
+)
+from trainwright.estimate.request import Request
+
+MIB = 1 << 20
+STEP_COUNTER = 4
+"""torch's fused AdamW counts its steps on the GPU, a number for each parameter."""
+
+
+def held(anatomy: Anatomy, request: Request, found: Parameters) -> Held:
+    """Bytes by part, all the time and in the parts of a step."""
+    if request.strategy.startswith("zero"):
+        packed = sum(map(nf4_bytes, found.packed))
+        there = zero.held(request, found, packed, max(map(segment_parameters, anatomy.layers)))
+    else:
+        there = _held_by_torch(anatomy, request, found)
+    there.static["workspaces"] = 2 * workspace_bytes(request.compute_capability)
+    return there
+
+
+def workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Of each of the two cuBLAS handles: aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`."""
+    return 32 * MIB if compute_capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
+
+
+def _held_by_torch(anatomy: Anatomy, request: Request, whole: Parameters) -> Held:
+    element = trained_bytes(request)
+    found = sharded(whole, request.world_size) if request.strategy == "fsdp2" else whole
+    static = weight_bytes(found, request)
+    static["weights"] += buffer_bytes(anatomy)
+    static["optimizer"] = moment_bytes(found.trained, element, request.optimizer)
+    gradients = element * elements(found.trained)
+    update = {"gradients": gradients, "temporaries": update_bytes(found.trained, element, request.optimizer)}
+    passing = {}
+    if request.strategy == "ddp":
+        static["gradients"] = gradients  # the buckets, in which the workers' gradients lie
+        if request.recipe == "trainwright":
+            del update["gradients"]
+    if request.gradient_accumulation_steps > 1:
+        # FSDP2 keeps whole gradients in the dtype of the reduction until the last micro-batch.
+        carried = 4 if request.strategy == "fsdp2" else element
+        passing["gradients"] = carried * elements(whole.trained)
+    own = [element * prod(shape) for shape in found.trained]
+    counters = [STEP_COUNTER] * len(own) if request.optimizer == "adamw" else []
+    moments = 2 * own if request.optimizer in ("adamw", "adamw_foreach", "adamw_loop") else []
+    base = [BYTES[request.base_dtype] * prod(shape) for shape in found.frozen]
+    static["rounding"] = rounding_bytes([*base, *own, *moments, *counters])
+    if "gradients" in update:
+        update["rounding"] = rounding_bytes(own)
+    return Held(static, passing, update)

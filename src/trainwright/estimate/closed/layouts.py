@@ -1,0 +1,193 @@
+"""Layouts of one model: what they have in common is worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from trainwright.anatomy.parts import Anatomy
+from trainwright.errors import UserError
+from trainwright.estimate.closed import zero
+from trainwright.estimate.closed.course import Point
+from trainwright.estimate.closed.held import held
+from trainwright.estimate.closed.model import micro_step
+from trainwright.estimate.closed.states import BYTES, Held, Parameters, keeps_fp32, parameters
+from trainwright.estimate.closed.step import SORTED_ABOVE, Asked
+from trainwright.estimate.request import Request
+
+INDEX = 8
+OPTIMIZER = "optimizer step"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The answer for one layout."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    parts_bytes: dict[str, int]
+    where: str
+    evaluation_bytes: int | None
+
+
+class Layouts:
+    """One model in all its layouts."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        self._courses: dict[Asked, tuple[Point, ...]] = {}
+        self._parameters: dict[Any, Parameters] = {}
+        self._held: dict[Any, Held] = {}
+
+    def peak(self, request: Request) -> Peak:
+        """The highest point of a step.
+
+        Raises:
+            UserError: the family, or something that is asked for, has no closed form.
+        """
+        _require_covered(self.anatomy, request)
+        found = self._parameters_of(request)
+        there = self._held_by(request, found)
+        samples = request.micro_batch_size
+        parts = there.static | {"inputs": samples * self._inputs(request)}
+        passing = sum(there.passing.values())
+        best, highest = None, float(sum(there.update.values()))
+        reserved = highest
+        for point in self._course(asked_of(self.anatomy, request), request, found):
+            total = point.total.real + samples * point.total.imag + passing
+            reserved = max(reserved, total + point.idle.real + samples * point.idle.imag)
+            if total > highest:
+                best, highest = point, total
+        for part, size in (there.update if best is None else there.passing).items():
+            parts[part] = parts.get(part, 0) + size
+        for part, line in best.parts.items() if best is not None else ():
+            parts[part] = parts.get(part, 0) + round(line.real + samples * line.imag)
+        allocated = sum(parts.values())
+        return Peak(
+            allocated,
+            allocated + round(reserved - highest),
+            {part: size for part, size in parts.items() if size},
+            best.where if best is not None else OPTIMIZER,
+            self._evaluation(request, found, sum(there.static.values())),
+        )
+
+    def _evaluation(self, request: Request, found: Parameters, static_bytes: int) -> int | None:
+        """The highest point of a pass without gradients."""
+        samples = request.evaluation_batch_size
+        if samples is None:
+            return None
+        asked = replace(
+            asked_of(self.anatomy, request),
+            training=False,
+            checkpointing="none",
+            accumulating=False,
+            long=samples * request.sequence_length > SORTED_ABOVE,
+        )
+        highest = max(p.total.real + samples * p.total.imag for p in self._course(asked, request, found))
+        return static_bytes + samples * self._inputs(request) + round(highest)
+
+    def _inputs(self, request: Request) -> int:
+        """Token ids, labels and mask of one sample, or its pixels."""
+        if request.auto_class == "AutoModelForSeq2SeqLM":
+            return INDEX * (2 * request.sequence_length + (request.target_length or request.sequence_length))
+        if self._pixels:
+            return self._pixels * (4 if request.autocast else BYTES[request.base_dtype]) + INDEX
+        without_mask = request.recipe == "transformers" and request.batch == "full"
+        return INDEX * (2 if without_mask else 3) * request.sequence_length
+
+    @cached_property
+    def _pixels(self) -> int:
+        """Numbers of one image; 0 for text."""
+        if self.anatomy.image_tokens is None:
+            return 0
+        return sum(
+            w.columns * (self.anatomy.image_tokens - 1) for _, w in self.anatomy.weights() if w.kind == "patches"
+        )
+
+    def _course(self, asked: Asked, request: Request, found: Parameters) -> tuple[Point, ...]:
+        course = self._courses.get(asked)
+        if course is None:
+            kept = zero.kept_bytes(request, found) if asked.strategy in ("zero1", "zero2") else 0
+            course = self._courses[asked] = micro_step(self.anatomy, asked, found, kept)
+        return course
+
+    def _parameters_of(self, request: Request) -> Parameters:
+        method = request.method
+        targets = method.targets if isinstance(method.targets, str) else tuple(method.targets)
+        key = (method.type, method.r, targets, tuple(method.freeze), request.base_dtype)
+        found = self._parameters.get(key)
+        if found is None:
+            found = self._parameters[key] = parameters(self.anatomy, request)
+        return found
+
+    def _held_by(self, request: Request, found: Parameters) -> Held:
+        method = request.method
+        key = (
+            id(found),
+            request.base_dtype,
+            request.precision,
+            method.adapter_dtype,
+            method.upcast_frozen,
+            request.optimizer,
+            request.strategy,
+            request.offload,
+            request.world_size,
+            request.recipe,
+            request.gradient_accumulation_steps > 1,
+            request.compute_capability[0],
+        )
+        there = self._held.get(key)
+        if there is None:
+            there = self._held[key] = held(self.anatomy, request, found)
+        return there
+
+
+def _require_covered(anatomy: Anatomy, request: Request) -> None:
+    problems = [f"fused_kernels: {', '.join(request.fused_kernels)}"] if request.fused_kernels else []
+    problems += ["strategy: fsdp1"] if request.strategy == "fsdp1" else []
+    problems += ["separate_experts: true"] if request.separate_experts else []
+    problems += ["method.upcast_frozen: trl"] if request.method.upcast_frozen == "trl" else []
+    if anatomy.family == "t5" and request.gradient_checkpointing == "reentrant":
+        problems.append("gradient_checkpointing: reentrant, for t5")
+    if problems:
+        raise UserError(
+            "this has no closed form", problems=problems, hints=["the traced step (trainwright.estimate.trace) has all"]
+        )
+
+
+def asked_of(anatomy: Anatomy, request: Request) -> Asked:
+    """What of a request decides the course of its micro-steps."""
+    method = request.method
+    length = anatomy.image_tokens or request.sequence_length
+    tokens = request.micro_batch_size * request.sequence_length
+    return Asked(
+        family=anatomy.family,
+        precision=request.precision,
+        base=request.base_dtype,
+        method=method.type,
+        rank=method.r,
+        targets=method.targets if isinstance(method.targets, str) else tuple(method.targets),
+        freeze=tuple(method.freeze),
+        storage=request.quant_storage,
+        kept_fp32=keeps_fp32(anatomy, request),
+        reshards=request.reshard_after_forward,
+        upcast=method.upcast_frozen != "none",
+        dropout=method.dropout,
+        adapter=method.adapter_dtype,
+        autocast=request.autocast,
+        length=length,
+        target_length=request.target_length or length,
+        batch=request.batch,
+        learned_share=request.learned_share,
+        checkpointing=request.gradient_checkpointing,
+        attention=request.attention,
+        capability=request.compute_capability,
+        recipe=request.recipe,
+        training=True,
+        accumulating=request.gradient_accumulation_steps > 1,
+        strategy=request.strategy,
+        ranks=request.world_size if request.strategy in ("fsdp2", "zero1", "zero2") else 1,
+        offloads=request.strategy.startswith("zero") and request.offload != "none",
+        long=tokens > SORTED_ABOVE,
+    )

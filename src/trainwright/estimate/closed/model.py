@@ -1,0 +1,120 @@
+"""A short model that stands for the full one, its pass, and the course that follows from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+from trainwright.anatomy.parts import Anatomy, Segment, Weight
+from trainwright.estimate.closed.course import TURNING, Point, whole_course
+from trainwright.estimate.closed.families import forward_of
+from trainwright.estimate.closed.families.passing import Short, Stage
+from trainwright.estimate.closed.modules import Module
+from trainwright.estimate.closed.sharding import Sharding, Unit
+from trainwright.estimate.closed.states import Parameters
+from trainwright.estimate.closed.step import BYTES, Asked, Layer, Step, build_layer
+from trainwright.estimate.closed.tape import HALF, Tape, hand_over_gradient, leave_gradient, take_passing_gradient
+from trainwright.estimate.closed.zero import Buckets
+
+FP64 = 8
+
+
+def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters, kept_bytes: int = 0) -> tuple[Point, ...]:
+    """Run one micro-step of a short model; return the points that can be the highest, static memory left out.
+
+    `kept_bytes`: gradients that ZeRO-1 and 2 copy out of their buckets.
+    """
+    model = shorten(anatomy, asked, found)
+    tape = Tape(asked.half)
+    step = Step(tape, asked)
+    buckets = None
+    if asked.strategy == "fsdp2":
+        tape.accumulate = take_passing_gradient
+        step.sharding = _shard(tape, asked, model)
+    elif asked.strategy.startswith("zero"):
+        buckets = Buckets(tape, asked.strategy, BYTES[asked.precision], kept_bytes, accumulating=asked.accumulating)
+        tape.accumulate = buckets.take
+    elif asked.strategy == "ddp" and asked.recipe == "trainwright":
+        tape.accumulate = hand_over_gradient if asked.accumulating else leave_gradient
+    elif asked.accumulating:
+        tape.accumulate = leave_gradient
+    _pass(step, model)
+    if asked.training and step.sharding is not None:
+        step.sharding.finish_backward()
+    if asked.training and buckets is not None:
+        buckets.finish()
+    repeats: dict[str, int] = {}
+    groups: dict[str, int] = {}
+    for number, stage in enumerate(model.stages):
+        for name in (f"forward {number}", f"backward {number}"):
+            repeats[name] = stage.repeats
+            if stage.group is not None:
+                groups[name] = stage.group
+    return whole_course(tape, repeats, groups)
+
+
+def _pass(step: Step, model: Short) -> None:
+    """Forward, and backward where it trains; autocast ends in between, and drops its casts."""
+    tape, forward = step.tape, forward_of(step.asked.family)
+    tape.autocast = step.asked.half
+    if not step.training:
+        with tape.without_gradient():
+            forward(step, model)
+        return
+    loss = forward(step, model)
+    tape.autocast = None
+    tape.casts.clear()
+    tape.mark(TURNING)
+    assert loss.node is not None
+    root, gradient = loss.node, tape.new(loss.elements, FP64)
+    del loss
+    tape.run_backward(root, gradient)
+
+
+def _shard(tape: Tape, asked: Asked, model: Short) -> Sharding:
+    """One unit for each layer, and one for the rest, which stays gathered (train/strategies/fsdp2.py)."""
+    policy = HALF if asked.precision != "fp32" and asked.autocast else None
+    for stage in model.stages:
+        stage.unit = Unit(stage.layer.parameters(), asked.ranks, policy, reshards=asked.reshards)
+    rest = [weight for layer in (*model.outside, *model.aside) for weight in layer.parameters()]
+    model.root = Unit(rest, asked.ranks, policy, reshards=False)
+    return Sharding(tape, asked.ranks, accumulated=asked.accumulating)
+
+
+def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Short:
+    """Keep the first and the last layer of each stack and one of each kind between; the rest is built whole."""
+    shared: dict[str, Module] = {}
+    outside: list[Layer] = []
+    aside: list[Layer] = []
+    stages: list[Stage] = []
+    stacks = 0
+    for is_stack, run in groupby(anatomy.segments, key=lambda s: s.is_layer and not _never_passed(s)):
+        segments = list(run)
+        if is_stack:
+            for segment, repeats, in_middle in _exemplars(segments):
+                layer = build_layer(segment, asked, found, shared)
+                stages.append(Stage(layer, repeats, stacks if in_middle else None, stacks))
+            stacks += 1
+            continue
+        for segment in segments:
+            if not _never_passed(segment):
+                outside.append(build_layer(segment, asked, found, shared))
+            elif not segment.is_layer:
+                aside.append(build_layer(segment, asked, found, shared))
+    return Short(outside, stages, aside)
+
+
+def _exemplars(stack: Sequence[Segment]) -> list[tuple[Segment, int, bool]]:
+    """Layers that stand for all, how many each stands for, and whether it is one of those in the middle."""
+    if len(stack) <= 2:
+        return [(segment, 1, False) for segment in stack]
+    counts = Counter(id(segment.operations) for segment in stack[1:-1])
+    one_of = {id(segment.operations): segment for segment in stack[1:-1]}
+    middle = [(one_of[kind], count, True) for kind, count in counts.items()]
+    return [(stack[0], 1, False), *middle, (stack[-1], 1, False)]
+
+
+def _never_passed(segment: Segment) -> bool:
+    weights = [operation for operation in segment.operations if isinstance(operation, Weight)]
+    return bool(weights) and all(weight.over == "nothing" for weight in weights)

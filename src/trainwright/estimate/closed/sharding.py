@@ -1,0 +1,113 @@
+"""FSDP2 around the layers of a step: what is gathered when, and what a reduce-scatter takes.
+
+torch/distributed/fsdp/_fully_shard (2.13), `_fsdp_param_group.py` and `_fsdp_collectives.py`: a unit's weights are
+gathered into one buffer and copied out of it; forward the buffer lives until the next unit has gathered, backward the
+next unit is gathered while one computes. Gradients are copied into a buffer of the reduce dtype that lives until the
+next unit reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainwright.estimate.closed.tape import FP32, Storage, Tape, Weight
+
+COMMUNICATION = "communication"
+GATHERED = "gathered weights"
+
+
+class Unit:
+    """Parameters that are gathered and reduced together; sizes in bytes.
+
+    `policy`: the dtype that they are gathered in, for which shards are copied first; None: their own.
+    """
+
+    def __init__(self, weights: Iterable[Weight], ranks: int, policy: int | None, *, reshards: bool) -> None:
+        unique = list({id(weight): weight for weight in weights}.values())
+        self.trained = [weight for weight in unique if weight.trained]
+        own = [_rows_of_rank(weight, ranks) for weight in unique]
+        self.shard_cast_bytes = policy * sum(own) if policy is not None else 0
+        self.gathered_bytes = ranks * sum(n * (policy or w.dtype) for n, w in zip(own, unique, strict=True))
+        self.gradient_shard = sum(_rows_of_rank(weight, ranks) for weight in self.trained)
+        self.reshards = reshards
+        self.buffer: Storage | None = None
+        self.whole: Storage | None = None
+        self.reduced = False
+
+
+def _rows_of_rank(weight: Weight, ranks: int) -> int:
+    """Numbers of one rank's rows, padded: the first dimension is cut into equal pieces."""
+    return -(-weight.rows // ranks) * (weight.elements // weight.rows)
+
+
+class Sharding:
+    """The order of gathering and reducing in one micro-step."""
+
+    def __init__(self, tape: Tape, ranks: int, *, accumulated: bool) -> None:
+        self.tape, self.ranks = tape, ranks
+        self.accumulated = accumulated
+        """Whole gradients of earlier micro-batches are held in fp32 until this one reduces them."""
+        self.last_buffer: Storage | None = None
+        self.reducing: Storage | None = None
+        self.order: list[Unit] = []
+        self.kept: list[Storage] = []
+
+    def before_forward(self, unit: Unit) -> None:
+        """Gather, with the buffer of the unit before still there."""
+        self._gather(unit)
+        self._copy_out(unit)
+        self.last_buffer, unit.buffer = unit.buffer, None
+
+    def after_forward(self, unit: Unit) -> None:
+        """Let the weights go."""
+        if unit.reshards:
+            unit.whole = None
+        self.order.append(unit)
+
+    def finish_forward(self) -> None:
+        """The root's forward is over."""
+        self.last_buffer = None
+
+    def before_backward(self, unit: Unit) -> None:
+        """Gather unless that was done ahead, then gather the next one ahead."""
+        if unit.whole is None:
+            if unit.buffer is None:
+                self._gather(unit)
+            self._copy_out(unit)
+            unit.buffer = None
+        place = self.order.index(unit)
+        if place > 0:
+            ahead = self.order[place - 1]
+            if ahead.whole is None and ahead.buffer is None:
+                self._gather(ahead)
+
+    def after_backward(self, unit: Unit) -> None:
+        """Let the weights go; reduce the gradients."""
+        unit.reduced = True
+        unit.whole = None
+        self.reducing = None
+        if not unit.gradient_shard:
+            return
+        tape = self.tape
+        self.reducing = Storage(tape, complex(unit.gradient_shard * self.ranks * FP32), None)
+        for weight in unit.trained:
+            weight.gradient = None
+            if self.accumulated:
+                tape.given_back(complex(weight.elements * FP32), "gradients")
+        self.kept.append(Storage(tape, complex(unit.gradient_shard * FP32), "gradients"))
+
+    def finish_backward(self) -> None:
+        """What no layer's input asked for, the root first; then the last buffer goes."""
+        for unit in [self.order[-1], *self.order[:-1]]:
+            if not unit.reduced:
+                self.after_backward(unit)
+        self.reducing = None
+
+    def _gather(self, unit: Unit) -> None:
+        tape = self.tape
+        cast = Storage(tape, complex(unit.shard_cast_bytes), COMMUNICATION) if unit.shard_cast_bytes else None
+        unit.buffer = Storage(tape, complex(unit.gathered_bytes), COMMUNICATION)
+        del cast
+
+    def _copy_out(self, unit: Unit) -> None:
+        unit.whole = Storage(self.tape, complex(unit.gathered_bytes), GATHERED)

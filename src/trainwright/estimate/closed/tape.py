@@ -1,0 +1,356 @@
+"""A step on tensors that have a size and nothing else, with autograd's own bookkeeping of what is kept and until when.
+
+Memory is freed when the last reference to it goes, as in torch: the forward functions in `families` keep and drop
+their tensors in the order in which transformers' modules do. `Size` counts bytes or elements as `fixed + j * each`:
+what is there whatever the micro-batch, and what every sample of it adds, so that one pass serves all micro-batches.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+Size = complex
+Gradient = "Tensor | None"
+
+HALF: Final = 2
+FP32: Final = 4
+"""A dtype is its bytes an element: bf16 and fp16 take the same."""
+
+
+class Storage:
+    """A piece of memory; recorded when it is taken and when its last reference goes."""
+
+    __slots__ = ("bytes", "key", "tape")
+
+    def __init__(self, tape: Tape, size: Size, part: str | None) -> None:
+        self.tape, self.bytes = tape, size
+        self.key = len(tape.parts)
+        tape.parts.append(part or tape.default_part)
+        tape.events.append((self.key, size))
+
+    def __del__(self) -> None:
+        self.tape.events.append((self.key, -self.bytes))
+
+
+class Tensor:
+    """A view of a storage, or of a weight (no storage: weights are counted elsewhere)."""
+
+    __slots__ = ("dense", "dtype", "elements", "headed", "node", "storage", "view", "weight")
+
+    def __init__(
+        self,
+        storage: Storage | None,
+        elements: Size,
+        dtype: int,
+        node: Node | None = None,
+        *,
+        dense: bool = True,
+        weight: Weight | None = None,
+    ) -> None:
+        self.storage, self.elements, self.dtype, self.node = storage, elements, dtype, node
+        self.dense = dense
+        self.weight = weight
+        self.view = False
+        """Looks at another tensor's memory, which the engine takes for a second owner."""
+        self.headed = False
+        """Laid out head by head, not token by token; flash attention lays its result out alike."""
+
+
+class Weight:
+    """A parameter: what autocast and the engine know of it."""
+
+    __slots__ = ("dtype", "elements", "gradient", "node", "rows", "tensor", "trained")
+
+    def __init__(self, elements: int, dtype: int, rows: int, *, trained: bool) -> None:
+        self.elements, self.dtype, self.rows, self.trained = elements, dtype, rows, trained
+        self.gradient: Storage | None = None
+        self.node = Node(1 << 60, (), None, leaf=self) if trained else None
+        self.tensor = Tensor(None, complex(elements), dtype, self.node, weight=self)
+
+
+class Node:
+    """A step of the backward pass: whom it hands gradients to, with the size and dtype that they must have."""
+
+    __slots__ = ("backward", "edges", "hook", "leaf", "order")
+
+    def __init__(
+        self,
+        order: int,
+        edges: Sequence[tuple[Node, Size, int] | None],
+        backward: Callable[[Tensor], Any] | None,
+        leaf: Weight | None = None,
+    ) -> None:
+        self.order, self.edges, self.backward, self.leaf = order, edges, backward, leaf
+        self.hook: Callable[[], None] | None = None
+
+
+class _AllRecomputedError(Exception):
+    """All that the backward pass needs has been computed again (torch/utils/checkpoint.py, early stop)."""
+
+
+class Region:
+    """A stretch of the forward pass that keeps its inputs only and is run again when its first node goes backward."""
+
+    def __init__(self, tape: Tape, run: Callable[[], Any]) -> None:
+        self.tape, self.run = tape, run
+        self.count = 0
+        self.found: list[Any] | None = None
+
+    def recompute(self) -> None:
+        """Run again; fill what was not kept."""
+        tape = self.tape
+        outer = tape.region, tape.grad, tape.refilling, tape.autocast, tape.default_part
+        self.found = []
+        tape.region, tape.grad, tape.refilling, tape.autocast = None, True, self, tape.half
+        tape.default_part = "recomputed"
+        try:
+            self.run()
+        except _AllRecomputedError:
+            pass
+        finally:
+            tape.region, tape.grad, tape.refilling, tape.autocast, tape.default_part = outer
+            tape.casts.clear()
+
+
+class Kept:
+    """What one node keeps for its backward pass; inside a region its place in the order of keeping."""
+
+    __slots__ = ("place", "region", "storages")
+
+    def __init__(self, storages: tuple[Storage | None, ...], region: Region | None) -> None:
+        self.region = region
+        self.storages: Any = None if region is not None else storages
+        if region is not None:
+            self.place = region.count
+            region.count += 1
+
+    def unpack(self) -> Any:
+        """Return the storages, which live on as long as the result is held."""
+        if self.region is None:
+            return self.storages
+        if self.region.found is None:
+            self.region.recompute()
+        assert self.region.found is not None
+        kept, self.region.found[self.place] = self.region.found[self.place], None
+        return kept
+
+
+class Tape:
+    """The memory of one micro-step as a list of events, cut into stretches by `mark`."""
+
+    def __init__(self, half: int | None) -> None:
+        self.events: list[tuple[int, Size]] = []
+        self.parts: list[str] = []
+        self.marks: list[tuple[str, int]] = []
+        self.lasting: set[int] = set()
+        """Keys of what one layer makes for all others; the last that needs it lets it go."""
+        self.half = half
+        """Dtype of autocast; None: it is off."""
+        self.autocast: int | None = None
+        self.casts: dict[Weight, Tensor] = {}
+        self.grad = True
+        self.region: Region | None = None
+        self.refilling: Region | None = None
+        self.default_part = "temporaries"
+        self.order = 0
+        self.accumulate: Callable[[Weight, Tensor], None] = take_gradient
+
+    def mark(self, name: str) -> None:
+        """Begin a stretch."""
+        self.marks.append((name, len(self.events)))
+
+    def new(self, elements: Size, dtype: int, part: str | None = None) -> Tensor:
+        """Allocate."""
+        return Tensor(Storage(self, elements * dtype, part), elements, dtype)
+
+    def given_back(self, size: Size, part: str) -> None:
+        """Free what was there before the step began."""
+        self.parts.append(part)
+        self.events.append((len(self.parts) - 1, -size))
+
+    def passing(self, *sizes: Size, part: str = "kernel temporaries") -> None:
+        """Take memory and give it back at once, together."""
+        held = [Storage(self, size, part) for size in sizes]
+        del held
+
+    def keep(self, *tensors: Tensor | None) -> Kept:
+        """Keep the memory of tensors for the backward pass."""
+        storages = tuple(t.storage if t is not None else None for t in tensors)
+        if self.refilling is not None:
+            found = self.refilling.found
+            assert found is not None
+            found.append(storages)
+            if len(found) == self.refilling.count:
+                raise _AllRecomputedError
+        return Kept(storages, self.region)
+
+    def needs_gradient(self, *tensors: Tensor | None) -> bool:
+        """Whether an operator on these is part of the graph."""
+        return self.grad and any(t is not None and t.node is not None for t in tensors)
+
+    def link(self, out: Tensor, inputs: Sequence[Tensor | None], backward: Callable[[Tensor], Any]) -> Tensor:
+        """Make `out` the result of a node with these inputs."""
+        self.order += 1
+        edges = [(t.node, t.elements, t.dtype) if t is not None and t.node is not None else None for t in inputs]
+        out.node = Node(self.order, edges, backward)
+        return out
+
+    @contextmanager
+    def without_gradient(self) -> Iterator[None]:
+        """Record no graph."""
+        outer, self.grad = self.grad, False
+        try:
+            yield
+        finally:
+            self.grad = outer
+
+    def checkpoint(self, run: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """`torch.utils.checkpoint` without reentry: keep the input, not what the nodes inside would keep."""
+        if not self.grad:
+            return run(hidden)
+        assert self.region is None
+        region = Region(self, lambda: run(Tensor(hidden.storage, hidden.elements, hidden.dtype, hidden.node)))
+        self.region = region
+        try:
+            return run(hidden)
+        finally:
+            self.region = None
+
+    def checkpoint_reentrant(self, run: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """`torch.utils.checkpoint` with reentry: forward without a graph, later once more with one."""
+        if not self.grad or hidden.node is None:
+            with self.without_gradient():
+                return run(hidden)
+        with self.without_gradient():
+            out = run(hidden)
+        kept = self.keep(hidden)
+        elements, dtype = hidden.elements, hidden.dtype
+
+        def backward(gradient: Tensor) -> tuple[Tensor | None]:
+            (storage,) = kept.unpack()
+            root = Leaf(None)
+            again = Tensor(storage, elements, dtype, root)
+            outer = self.grad, self.autocast, self.default_part
+            self.grad, self.autocast, self.default_part = True, self.half, "recomputed"
+            result = run(again)
+            del again
+            self.grad, self.autocast, self.default_part = outer
+            self.casts.clear()
+            assert result.node is not None
+            self.run_backward(result.node, gradient)
+            return (root.gradient,)
+
+        result = Tensor(out.storage, out.elements, out.dtype)
+        return self.link(result, [hidden], backward)
+
+    def run_backward(self, root: Node, gradient: Tensor) -> None:
+        """torch/csrc/autograd/engine.cpp: nodes whose gradient is complete go, the youngest first."""
+        waiting: dict[Node, int] = {}
+        seen, stack = {root}, [root]
+        while stack:
+            for edge in stack.pop().edges:
+                if edge is None:
+                    continue
+                node = edge[0]
+                waiting[node] = waiting.get(node, 0) + 1
+                if node not in seen:
+                    seen.add(node)
+                    stack.append(node)
+        buffers: dict[Node, list[Tensor]] = {root: [gradient]}
+        del gradient, seen, stack
+        count = 0
+        ready: list[tuple[int, int, Node]] = [(-root.order, count, root)]
+        while ready:
+            node = heapq.heappop(ready)[2]
+            if node.hook is not None:
+                node.hook()
+            held = buffers.pop(node, None)
+            if node.leaf is not None:
+                if held:
+                    self.accumulate(node.leaf, held.pop())
+                continue
+            outputs: Any = [None] * len(node.edges)
+            if held:
+                assert node.backward is not None, "the graph was already run"
+                outputs = list(node.backward(held[0]))
+            for place, edge in enumerate(node.edges):
+                if edge is not None and outputs[place] is not None:
+                    outputs[place] = self._validated(outputs[place], edge[1], edge[2])
+            del held
+            node.backward = None
+            for place, edge in enumerate(node.edges):
+                if edge is None:
+                    continue
+                target = edge[0]
+                output, outputs[place] = outputs[place], None
+                if output is not None:
+                    self._add(buffers, target, output)
+                del output
+                waiting[target] -= 1
+                if not waiting[target]:
+                    count += 1
+                    heapq.heappush(ready, (-target.order, count, target))
+
+    def _validated(self, gradient: Tensor, elements: Size, dtype: int) -> Tensor:
+        """`validate_outputs`: a gradient is summed to the shape and cast to the dtype of what it is for."""
+        if gradient.elements != elements:
+            gradient = self.new(elements, gradient.dtype)
+        if gradient.dtype != dtype:
+            gradient = self.new(elements, dtype)
+        return gradient
+
+    def _add(self, buffers: dict[Node, list[Tensor]], target: Node, new: Tensor) -> None:
+        """`InputBuffer::accumulate`: in place when nobody else holds the first gradient."""
+        held = buffers.get(target)
+        if held is None:
+            buffers[target] = [new]
+            return
+        old = held[0]
+        alone = sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2
+        if not (alone and old.dense) or old.view:
+            held[0] = self.new(old.elements, max(old.dtype, new.dtype))
+
+
+class Leaf(Node):
+    """A tensor that is no parameter and receives a gradient; the graph keeps it alive as it would a parameter."""
+
+    __slots__ = ("gradient", "storage")
+
+    def __init__(self, storage: Storage | None) -> None:
+        super().__init__(0, (), self._receive)
+        self.storage = storage
+        self.gradient: Tensor | None = None
+
+    def _receive(self, gradient: Tensor) -> tuple[()]:
+        self.gradient = gradient
+        return ()
+
+
+def take_gradient(weight: Weight, gradient: Tensor) -> None:
+    """AccumulateGrad on a parameter without a gradient: it takes what it is given, or copies what others hold."""
+    storage = gradient.storage
+    assert storage is not None
+    if sys.getrefcount(storage) > 3 or not gradient.dense:
+        storage = storage.tape.new(gradient.elements, gradient.dtype).storage
+        assert storage is not None
+    storage.tape.parts[storage.key] = "gradients"
+    weight.gradient = storage
+
+
+def take_passing_gradient(weight: Weight, gradient: Tensor) -> None:
+    """The same on a gathered weight, whose gradient goes when its unit reduces."""
+    weight.gradient = gradient.storage
+
+
+def leave_gradient(weight: Weight, gradient: Tensor) -> None:
+    """AccumulateGrad where a gradient's memory is there already: it is added in place, or copied to DDP's bucket."""
+
+
+def hand_over_gradient(weight: Weight, gradient: Tensor) -> None:
+    """DDP's last micro-batch: what was summed up is copied to the bucket and goes."""
+    assert gradient.storage is not None
+    gradient.storage.tape.given_back(gradient.elements * weight.dtype, "gradients")

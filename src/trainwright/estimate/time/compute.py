@@ -1,0 +1,310 @@
+"""Seconds that one GPU computes for one micro-batch, by kernel class: forward, recomputation, backward.
+
+Operations come exact from `anatomy.flops`, part by part; the rate of each part from the shapes of its matrices. Layers
+of one kind are worked out once: the second of each kind stands for all that follow, as the first may pass less
+(nothing is trained below it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from trainwright.anatomy.adapters import Adapter, Lora, adapters
+from trainwright.anatomy.flops import Batch, StepFlops, step_flops
+from trainwright.anatomy.parameters import path_of
+from trainwright.anatomy.parts import Anatomy, Attention, Part, Segment, Weight
+from trainwright.estimate.request import Request
+from trainwright.estimate.time import traffic
+from trainwright.estimate.time.kernels import attention_s, matmul_s, stream_s
+from trainwright.estimate.time.rates import Arithmetic, Speed
+from trainwright.estimate.time.size import is_packed, layer_kinds, lora_of, shortened
+
+NF4_BYTES = 0.52
+"""Of one packed weight with its scales (`anatomy.quantized`)."""
+_FLASH = frozenset({"auto", "flash", "cudnn", "flash_attention_2"})
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Seconds by kernel class, and the number of kernels that are launched."""
+
+    matmul_s: float = 0.0
+    attention_s: float = 0.0
+    memory_s: float = 0.0
+    kernels: float = 0.0
+
+    def __add__(self, other: Phase) -> Phase:
+        return Phase(
+            self.matmul_s + other.matmul_s,
+            self.attention_s + other.attention_s,
+            self.memory_s + other.memory_s,
+            self.kernels + other.kernels,
+        )
+
+    def times(self, factor: float) -> Phase:
+        """The same, `factor` times."""
+        return Phase(self.matmul_s * factor, self.attention_s * factor, self.memory_s * factor, self.kernels * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes over one micro-batch."""
+
+    forward: Phase
+    recompute: Phase
+    backward: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Segments that are passed `count` times, with the operations that they add."""
+
+    segments: tuple[Segment, ...]
+    flops: StepFlops
+    count: int
+
+
+def arithmetic_of(request: Request, speed: Speed) -> Arithmetic:
+    """What the products of the base model are computed in."""
+    dtype = request.precision if request.autocast else request.base_dtype
+    if dtype == "fp32":
+        return "tf32" if request.tf32 and "tf32" in speed.matmul else "fp32"
+    return "bf16" if dtype == "bf16" else "fp16"
+
+
+def batch_of(anatomy: Anatomy, request: Request) -> Batch:
+    """The micro-batch, in the words of the anatomy."""
+    kinds = {id(segment.operations): segment for segment in anatomy.segments}
+    source = any(map(_over_source, kinds.values()))
+    length = (request.target_length or request.sequence_length) if source else request.sequence_length
+    return Batch(request.micro_batch_size, length, request.sequence_length if source else 0)
+
+
+def micro_batch(anatomy: Anatomy, request: Request, speed: Speed) -> Passes:
+    """Work out the passes over one micro-batch."""
+    batch = batch_of(anatomy, request)
+    lora = lora_of(request.method)
+    forward, recompute, backward = Phase(), Phase(), Phase()
+    kinds = layer_kinds(anatomy)
+    chosen = adapters(shortened(anatomy, (layer for found in kinds for layer in found[:2])), lora) if lora else {}
+    for block in _blocks(anatomy, request, batch, lora, kinds):
+        adapted = tuple(_adapted(block, chosen)) if chosen else ()
+        made = _Timing(anatomy, request, speed, batch, block, adapted).phases()
+        forward += made[0].times(block.count)
+        recompute += made[1].times(block.count)
+        backward += made[2].times(block.count)
+    return Passes(forward, recompute, backward)
+
+
+def _over_source(segment: Segment) -> bool:
+    return any(isinstance(o, Weight) and o.over == "source" for o in segment.operations)
+
+
+def _adapted(block: _Block, chosen: Mapping[str, Adapter]) -> Iterator[tuple[Weight, Adapter]]:
+    for segment in block.segments:
+        for operation in segment.operations:
+            if isinstance(operation, Weight) and (found := chosen.get(path_of(segment, operation))):
+                yield operation, found
+
+
+def _blocks(
+    anatomy: Anatomy, request: Request, batch: Batch, lora: Lora | None, kinds: list[list[Segment]]
+) -> Iterator[_Block]:
+    """The model without its repetitions, and then one more layer of each kind for all the others."""
+
+    def counted(short: Anatomy) -> StepFlops:
+        return step_flops(
+            short,
+            batch,
+            lora=lora,
+            freeze=request.method.freeze,
+            checkpointing=request.gradient_checkpointing != "none",
+            kernel="eager" if request.attention == "eager" else "fused",
+            masked="counted" if request.attention in ("eager", "math") else "skipped",
+        )
+
+    if request.method.freeze:  # its patterns may name single layers
+        yield _Block(anatomy.segments, counted(anatomy), 1)
+        return
+    first = [found[0] for found in kinds]
+    short = shortened(anatomy, first)
+    once = counted(short)
+    yield _Block(short.segments, once, 1)
+    for found in kinds:
+        if len(found) > 1:
+            twice = counted(shortened(anatomy, [*first, found[1]]))
+            yield _Block((found[1],), _less(twice, once), len(found) - 1)
+
+
+def _less(more: StepFlops, less: StepFlops) -> StepFlops:
+    def parts(a: Mapping[Part, int], b: Mapping[Part, int]) -> dict[Part, int]:
+        return {part: count - b.get(part, 0) for part, count in a.items()}
+
+    return StepFlops(
+        parts(more.forward, less.forward), parts(more.backward, less.backward), parts(more.recompute, less.recompute)
+    )
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """Turns the operations of one block into seconds."""
+
+    anatomy: Anatomy
+    request: Request
+    speed: Speed
+    batch: Batch
+    block: _Block
+    adapted: tuple[tuple[Weight, Adapter], ...]
+    """The matrices of this block that have an adapter."""
+
+    def phases(self) -> tuple[Phase, Phase, Phase]:
+        """Forward, recomputation, backward."""
+        flops = self.block.flops
+        layers = any(segment.is_layer for segment in self.block.segments)
+        moved, layer_moved = self._moved()
+        forward = self._phase(flops.forward, backward=False)
+        backward = self._phase(flops.backward, backward=True)
+        recompute = self._phase(self._recomputed(), backward=False)
+        if not any(flops.backward.values()):
+            backward, moved = Phase(), replace(moved, backward=0.0, backward_kernels=0.0)
+        forward += Phase(memory_s=stream_s(self.speed, moved.forward), kernels=moved.forward_kernels)
+        backward += Phase(memory_s=stream_s(self.speed, moved.backward), kernels=moved.backward_kernels)
+        if any(flops.recompute.values()) and layers:
+            recompute += Phase(memory_s=stream_s(self.speed, layer_moved.forward), kernels=layer_moved.forward_kernels)
+        return forward, recompute, backward
+
+    def _recomputed(self) -> Mapping[Part, int]:
+        """Operations that are computed again: without the early stop of the non-reentrant kind, all of a layer's."""
+        flops = self.block.flops
+        if self.request.gradient_checkpointing != "reentrant" or not any(flops.recompute.values()):
+            return flops.recompute
+        return {part: count for part, count in flops.forward.items() if part not in ("head", "embedding")}
+
+    def _phase(self, flops: Mapping[Part, int], *, backward: bool) -> Phase:
+        arithmetic = arithmetic_of(self.request, self.speed)
+        total = Phase()
+        for part, count in flops.items():
+            if not count:
+                continue
+            if part == "attention":
+                total += Phase(attention_s=self._attention(arithmetic, count, backward=backward), kernels=1)
+            elif part == "adapters":
+                kernels = len(self.adapted) * (4 if backward else 2)
+                total += Phase(matmul_s=self._adapters(count, backward=backward), kernels=kernels)
+            else:
+                total += self._matrices(part, arithmetic, count, backward=backward)
+        return total
+
+    def _matrices(self, part: Part, arithmetic: Arithmetic, flops: int, *, backward: bool) -> Phase:
+        """One part: each matrix its share of the operations, at the rate of its shape."""
+        counts = self.batch.counts(self.anatomy)
+        weights = [
+            operation
+            for segment in self.block.segments
+            for operation in segment.operations
+            if isinstance(operation, Weight) and operation.part == part and operation.is_matmul
+        ]
+        sizes = [counts[w.over] * w.rows * w.columns * w.active for w in weights]
+        whole = sum(sizes) or 1
+        trained = self.request.method.type == "full"
+        seconds, kernels = 0.0, 0
+        for weight, size in zip(weights, sizes, strict=True):
+            if not size:
+                continue
+            # A token passes `active` of the copies: each copy is a product over its own share of the tokens.
+            tokens = max(1.0, counts[weight.over] * weight.active / weight.copies)
+            separate = traffic.separate_copies(weight, self.request)
+            out, into = weight.rows, weight.columns
+            shapes: list[tuple[float, float, float]] = [(tokens, out, into)]
+            if backward:
+                shapes = [(tokens, into, out), (out, into, tokens)] if trained else [(tokens, into, out)]
+            share = flops * size / whole / len(shapes)
+            together = weight.copies // separate
+            seconds += sum(matmul_s(self.speed, arithmetic, *shape, share, together=together) for shape in shapes)
+            kernels += len(shapes) * separate
+        return Phase(matmul_s=seconds, kernels=kernels)
+
+    def _attention(self, arithmetic: Arithmetic, flops: int, *, backward: bool) -> float:
+        attentions = [o for s in self.block.segments for o in s.operations if isinstance(o, Attention)]
+        first = attentions[0]
+        length = self.anatomy.image_tokens or max(self.batch.length, 1)
+        if self._eager:
+            heads = first.heads * self.batch.samples
+            return matmul_s(self.speed, arithmetic, length, length, first.head_dim, flops, together=heads)
+        return attention_s(
+            self.speed,
+            arithmetic,
+            flops,
+            length=length,
+            window=first.window,
+            backward=backward,
+            flash=arithmetic in ("bf16", "fp16") and self.request.attention in _FLASH,
+            causal=first.causal,
+        )
+
+    @property
+    def _eager(self) -> bool:
+        return self.anatomy.attention_is_eager or self.request.attention in ("eager", "math")
+
+    def _adapters(self, flops: int, *, backward: bool) -> float:
+        """Thin products: what they move counts more than what they compute."""
+        counts = self.batch.counts(self.anatomy)
+        size = sum(counts[w.over] * a.rank * (w.rows + w.columns) for w, a in self.adapted) or 1
+        kind: Arithmetic = arithmetic_of(self.request, self.speed)
+        if not self.request.autocast and traffic.Widths.of(self.request).trained == 4:
+            kind = "tf32" if self.request.tf32 and "tf32" in self.speed.matmul else "fp32"
+        seconds = 0.0
+        for weight, adapter in self.adapted:
+            tokens = max(1, counts[weight.over])
+            for rows, columns in ((adapter.rank, weight.columns), (weight.rows, adapter.rank)):
+                share = flops * tokens * rows * columns / size
+                shape = (tokens, columns, rows) if backward else (tokens, rows, columns)
+                seconds += matmul_s(self.speed, kind, *shape, share)
+        return seconds
+
+    def _moved(self) -> tuple[traffic.Moved, traffic.Moved]:
+        """Between the products: of all segments, and of the layers among them."""
+        widths, counts = traffic.Widths.of(self.request), self.batch.counts(self.anatomy)
+        inside, outside = traffic.Moved(), traffic.Moved()
+        for segment in self.block.segments:
+            found = traffic.layer(self.anatomy, segment, self.request, widths, counts)
+            found += self._weights_used(segment, widths)
+            for operation in segment.operations:
+                if isinstance(operation, Attention):
+                    found += self._scores(operation, segment, widths)
+                elif operation.part == "head" and operation.is_matmul:
+                    found += traffic.loss(self.request, widths, counts[operation.over] * operation.rows)
+            if segment.is_layer:
+                inside += found
+            else:
+                outside += found
+        for weight, adapter in self.adapted:
+            inside += traffic.adapted(adapter, widths, self.request, counts[weight.over])
+        return inside + outside, inside
+
+    def _scores(self, attention: Attention, segment: Segment, widths: traffic.Widths) -> traffic.Moved:
+        if not self._eager:
+            return traffic.Moved()
+        length = {"tokens": self.anatomy.image_tokens or self.batch.length, "source": self.batch.source_length}
+        return traffic.eager_scores(
+            attention,
+            widths,
+            self.request,
+            self.batch.samples,
+            (length[attention.queries_over], length[attention.keys_over]),
+            dropout=traffic.drops(self.anatomy, segment),
+        )
+
+    def _weights_used(self, segment: Segment, widths: traffic.Widths) -> traffic.Moved:
+        """Weights that are cast, or unpacked from 4 bits, each time that they are used, and gradients cast back."""
+        matrices = [o for o in segment.operations if isinstance(o, Weight) and o.is_matmul]
+        c, request = widths.compute, self.request
+        if request.method.type == "qlora":
+            packed = sum(w.rows * w.columns * w.copies for w in matrices if is_packed(w, request))
+            return traffic.Moved(NF4_BYTES + c, NF4_BYTES + c, len(matrices), len(matrices)).times(packed)
+        if request.autocast and widths.weight == 4 and c == 2 and request.strategy in ("single", "ddp"):
+            whole = sum(w.rows * w.columns * w.copies for w in matrices)
+            cast, trained = traffic.CAST_BYTES, request.method.type == "full"
+            return traffic.Moved(cast, cast + (8 if trained else 0), len(matrices), 2 * len(matrices)).times(whole)
+        return traffic.Moved()

@@ -1,0 +1,211 @@
+"""Bytes that the kernels between the matrix products move, by operation, forward and backward.
+
+Counted from the kernels that PyTorch runs: each elementary operation reads its inputs and writes its result once.
+`s` is the width of the residual stream in bytes, `c` that of the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.anatomy.adapters import Adapter
+from trainwright.anatomy.parts import Anatomy, Attention, Over, Segment, Weight
+from trainwright.estimate.request import Request
+
+_NO_ROTARY: Final = frozenset({"bert", "gpt2", "gpt_bigcode", "opt", "t5", "mpt", "bloom", "vit"})
+CAST_BYTES: Final = 4 + 2
+"""Of turning one number from fp32 to 16 bit, or back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes and number of kernels of one pass, forward and backward."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    forward_kernels: float = 0.0
+    backward_kernels: float = 0.0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.forward_kernels + other.forward_kernels,
+            self.backward_kernels + other.backward_kernels,
+        )
+
+    def times(self, elements: float, kernels: float = 1.0) -> Moved:
+        """Bytes of `elements`, where this is the bytes of one; `kernels` times as many kernels."""
+        return Moved(
+            self.forward * elements,
+            self.backward * elements,
+            self.forward_kernels * kernels,
+            self.backward_kernels * kernels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Bytes of an element: of the residual stream, of the arithmetic, of base weights and of what is trained."""
+
+    stream: int
+    compute: int
+    weight: int
+    trained: int
+    casts: bool
+    """Autocast turns what is wider than the arithmetic into its dtype before each product."""
+
+    @staticmethod
+    def of(request: Request) -> Widths:
+        """As the request's dtypes and autocast make them."""
+        half = 4 if request.precision == "fp32" else 2
+        base = {"fp32": 4, "bf16": 2, "fp16": 2}[request.base_dtype]
+        lora = request.method.type != "full"
+        stream = 4 if request.method.upcast_frozen != "none" else base
+        compute = half if request.autocast else base
+        # Shards are cast while they are gathered (the policy's param_dtype), so that the layers see 16 bit.
+        if request.strategy in ("fsdp2", "fsdp1", "zero1", "zero2", "zero3"):
+            stream, compute = (stream if request.method.upcast_frozen != "none" else half), half
+        trained = (4 if request.method.adapter_dtype == "fp32" else base) if lora else base
+        return Widths(stream, compute, base, trained, request.autocast and stream > compute)
+
+
+def norm(widths: Widths, *, is_rms: bool, fused: bool, trained: bool) -> Moved:
+    """One element of a normalisation.
+
+    transformers writes RMSNorm out: to fp32, square, mean, multiply, back, times the weight. LayerNorm is one kernel.
+    """
+    s = widths.stream
+    if fused:
+        return Moved(2 * s, (4 if trained else 3) * s, 1, 2)
+    if not is_rms:
+        cast = CAST_BYTES if widths.casts else 0
+        return Moved(2 * s + cast, (5 if trained else 4) * s + cast, 1 + bool(cast), 2)
+    # To fp32 6, square 8, mean 4, times 8, back 6, times the weight 4. The way back as counted with a dispatch mode on
+    # Mistral in transformers 5.23 (torch 2.13), of which 10 for the gradient of the weight.
+    narrow = s == 2
+    return Moved(36 if narrow else 28, (96 if narrow else 94) - (0 if trained else 10), 5 + narrow, 14)
+
+
+def layer(anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]) -> Moved:
+    """Everything between the products of one segment, adapters and the loss left out."""
+    total = Moved()
+    s, c = widths.stream, widths.compute
+    trained, fused = request.method.type == "full", "norm" in request.fused_kernels
+    rotary = anatomy.family not in _NO_ROTARY
+    is_rms = not any(o.bias for o in segment.operations if isinstance(o, Weight) and o.kind == "norm")
+    for operation in segment.operations:
+        if isinstance(operation, Attention):
+            if rotary:
+                per_element = (
+                    Moved(2 * c, 2 * c, 1, 1) if "rotary" in request.fused_kernels else Moved(10 * c, 12 * c, 5, 6)
+                )
+                width = (operation.heads + operation.key_value_heads) * operation.head_dim
+                total += per_element.times(tokens[operation.queries_over] * width, 2)
+            continue
+        count = tokens[operation.over]
+        if operation.kind == "norm":
+            rms = is_rms and anatomy.family != "mpt"
+            total += norm(widths, is_rms=rms, fused=fused, trained=trained).times(count * operation.columns)
+        elif operation.kind == "embedding":
+            total += Moved(2 * s, 2 * s if trained else 0, 1, 2).times(count * operation.columns)
+        elif operation.is_matmul:
+            total += _around(anatomy, operation, segment, request, widths, count)
+    return total + _activation(segment, request, widths, tokens)
+
+
+def drops(anatomy: Anatomy, segment: Segment) -> bool:
+    """Whether results pass a dropout; BERT's lie before its norms."""
+    return segment.dropout or (anatomy.family == "bert" and segment.is_layer)
+
+
+def _around(anatomy: Anatomy, weight: Weight, segment: Segment, request: Request, widths: Widths, count: int) -> Moved:
+    """What stands around one product: cast of its input, bias, dropout, residual sum; the experts' routing."""
+    s, c = widths.stream, widths.compute
+    total = Moved()
+    if widths.casts and weight.reads == "normed":
+        total += Moved(s + c, s + c, 1, 1).times(count * weight.columns)
+    if weight.reads == "normed":  # gradients of what several products read are added up
+        total += Moved(0, 3 * s, 0, 1).times(count * weight.columns)
+    if weight.bias:
+        total += Moved(0, c, 0, 1).times(count * weight.rows)
+    if segment.is_layer and weight.writes in (("tokens",), ("source",)):
+        chosen = max(1, weight.active)
+        total += Moved(2 * s + c, 3 * s, 1, 1).times(count * weight.rows * chosen)
+        if drops(anatomy, segment):
+            total += Moved(2 * c + 1, 2 * c + 1, 1, 1).times(count * weight.rows)
+    if weight.kind == "experts" and weight.reads == "normed":
+        # Tokens are copied to their experts and back, once for each expert that they pass.
+        total += Moved(2 * c, 3 * c, 4, 6).times(
+            count * weight.columns * weight.active, 2 * separate_copies(weight, request)
+        )
+    return total
+
+
+def separate_copies(weight: Weight, request: Request) -> int:
+    """Number of kernels that a module of experts takes: stacked ones are worked on together."""
+    return weight.copies if request.separate_experts else 1
+
+
+def _activation(segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]) -> Moved:
+    """The nonlinearity between the products of an MLP, with the product of gate and value where it has them."""
+    wide = [o for o in segment.operations if isinstance(o, Weight) and o.part in ("mlp", "experts") and o.is_matmul]
+    if len(wide) < 2:
+        return Moved()
+    down = wide[-1]
+    gated = len(wide) > 2 or wide[0].rows == 2 * down.columns
+    c = widths.compute
+    elements = tokens[down.over] * down.columns * max(1, down.active)
+    kernels = separate_copies(down, request)
+    if gated:
+        return Moved(5 * c, 9 * c, 2, 3).times(elements, kernels)
+    return Moved(2 * c, 3 * c, 1, 1).times(elements, kernels)
+
+
+def eager_scores(
+    attention: Attention, widths: Widths, request: Request, samples: int, lengths: tuple[int, int], *, dropout: bool
+) -> Moved:
+    """Attention that keeps its scores: scaled, masked, softmax, dropout, each a kernel over all pairs of tokens.
+
+    transformers computes the softmax in fp32. Heads are copied behind each other before the products and after them.
+    """
+    c = widths.compute
+    queries, keys = lengths
+    per_pair = Moved(6 * c, 5 * c, 3, 2)
+    if request.recipe == "transformers" and c == 2:
+        per_pair += Moved(CAST_BYTES, 2 * CAST_BYTES, 1, 1)
+    if dropout:
+        per_pair += Moved(2 * c + 1, 2 * c + 1, 1, 1)
+    copied = Moved(2 * c, 2 * c, 1, 1).times(samples * attention.heads * attention.head_dim * 2 * (queries + keys), 4)
+    return per_pair.times(samples * attention.heads * queries * keys) + copied
+
+
+def adapted(adapter: Adapter, widths: Widths, request: Request, count: int) -> Moved:
+    """What peft does around one adapter: input to the adapter's dtype, dropout, scaling, sum with the base's output."""
+    c, a = widths.compute, widths.trained
+    if "lora" in request.fused_kernels:
+        return Moved(2 * c, 3 * c, 2, 4).times(count * adapter.rows)
+    into = Moved()
+    if a > c:
+        into += Moved(c + a, c + a, 1, 1)
+        if request.autocast:
+            into += Moved(a + c, a + c, 1, 1)
+    if request.method.dropout:
+        into += Moved(2 * a + 1, 2 * a + 1, 1, 1)
+    into += Moved(0, 3 * c, 0, 1)  # the gradient of the input is added to that of the base
+    out = c if request.autocast else a
+    back = out + c if out > c else 0
+    outwards = Moved(2 * out + c + 2 * out + back, 2 * out + back, 2 + bool(back), 1 + bool(back))
+    return into.times(count * adapter.columns) + outwards.times(count * adapter.rows)
+
+
+def loss(request: Request, widths: Widths, classes: float) -> Moved:
+    """Cross-entropy over `classes` logits: to fp32, shifted copy, log-softmax, and the way back."""
+    c = widths.compute
+    if {"loss", "output_loss"} & set(request.fused_kernels):
+        return Moved(c + 4, c + 4 + c, 2, 2).times(classes)
+    shifted = 8 if request.recipe == "transformers" else 0
+    to_fp32 = c + 4 if c == 2 else 0
+    return Moved(to_fp32 + shifted + 8, 16 + shifted + to_fp32, 4, 5).times(classes)

@@ -1,0 +1,139 @@
+"""What a step costs on one GPU: the physics that a user relies on when the plan compares methods and settings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from steps_in_time import BERT_LARGE, LLAMA_7B, LORA, QLORA, SMALL, devices, model, samples_a_second, step
+
+from trainwright.errors import UserError
+from trainwright.estimate.request import Request
+from trainwright.estimate.time import step_time, why_not
+
+
+def test_lora_saves_the_weights_gradients_and_no_more() -> None:
+    """A frozen matrix has no gradient of its own: two of three products remain, so a third is the most to save."""
+    full, lora = step("h100").step_s, step("h100", method=LORA).step_s
+    assert full / 1.6 < lora < full
+
+
+def test_unpacking_4_bit_weights_costs_time() -> None:
+    """QLoRA saves memory, not time: every use of a weight unpacks it first."""
+    assert step("a100-80gb", method=QLORA).step_s > step("a100-80gb", method=LORA).step_s
+
+
+def test_checkpointing_costs_about_a_third_more_of_a_full_step() -> None:
+    """S4-33: the forward pass runs twice; the head and the update do not."""
+    without = step("a100-80gb", gradient_checkpointing="none").step_s
+    non_reentrant = step("a100-80gb", gradient_checkpointing="non_reentrant").step_s
+    reentrant = step("a100-80gb", gradient_checkpointing="reentrant").step_s
+    assert 1.15 < non_reentrant / without < 1.36
+    assert (
+        non_reentrant < reentrant < 1.36 * without
+    )  # the early stop of the non-reentrant kind saves a product a layer
+
+
+@pytest.mark.parametrize("gpus", ["a100-80gb", "rtx-4090", "a100-80gb:4"])
+def test_a_larger_micro_batch_is_never_slower_at_the_same_global_batch(gpus: str) -> None:
+    """S4-30 to S4-32: batch and accumulation trade places, the global batch stays."""
+    speeds = [
+        samples_a_second(gpus, micro_batch_size=size, gradient_accumulation_steps=16 // size)
+        for size in (1, 2, 4, 8, 16)
+    ]
+    assert all(larger >= 0.999 * smaller for smaller, larger in pairwise(speeds))
+
+
+def test_attention_grows_with_the_square_of_the_length() -> None:
+    short = step("a100-80gb", micro_batch_size=8, sequence_length=2048).parts_s["attention"]
+    long = step("a100-80gb", micro_batch_size=1, sequence_length=16384).parts_s["attention"]
+    assert 5 < long / short < 8.5  # the same tokens, eight times as long; short sequences use the kernel less well
+
+
+def test_attention_that_keeps_its_scores_is_slower() -> None:
+    assert step("a100-80gb", attention="eager").step_s > 1.1 * step("a100-80gb", attention="flash_attention_2").step_s
+
+
+def test_a_small_model_is_bound_by_the_launch_of_its_kernels() -> None:
+    """A faster GPU does not help where the CPU cannot start kernels fast enough."""
+    small = {"micro_batch_size": 1, "sequence_length": 128}
+    found = step("h100", SMALL, **small)
+    assert found.limit == "kernel launches"
+    assert found.step_s == pytest.approx(step("a100-80gb", SMALL, **small).step_s, rel=0.05)
+    assert step("h100").limit == "matrix products"
+
+
+def test_arithmetic_that_is_faster_makes_a_faster_step() -> None:
+    fp32 = step("a100-80gb", precision="fp32", weights="fp32").step_s
+    tf32 = step("a100-80gb", precision="fp32", weights="fp32", tf32=True).step_s
+    bf16 = step("a100-80gb").step_s
+    assert fp32 > 2 * tf32 > 2 * bf16
+    assert step("v100-32gb", precision="fp32", weights="fp32", tf32=True).step_s == pytest.approx(
+        step("v100-32gb", precision="fp32", weights="fp32").step_s
+    )  # Volta has no TF32
+
+
+def test_bf16_is_refused_where_the_gpu_has_none() -> None:
+    """S4-22, X-04: no figure for arithmetic that a V100 does not have, and what to choose instead."""
+    with pytest.raises(UserError, match=r"V100.*no bf16.*fp16"):
+        step("v100-32gb")
+    assert step("v100-32gb", precision="fp16", weights="fp16").step_s > 0
+
+
+def test_an_unknown_gpu_gets_a_statement_and_no_number() -> None:
+    """X: no made-up figure; a processor has none either."""
+    known = devices("a100-80gb")[0]
+    request = Request(config=LLAMA_7B, micro_batch_size=1, sequence_length=512)
+    unknown = replace(known, catalog_key=None, name="NVIDIA Zeta 9000")
+    assert why_not(request, (known,)) is None
+    with pytest.raises(UserError, match=r"NVIDIA Zeta 9000.*not in the catalogue"):
+        step_time(model(LLAMA_7B), request, (unknown,))
+    processor = replace(known, kind="cpu", catalog_key=None, name="a processor")
+    assert "not estimated" in (why_not(request, (processor,)) or "")
+
+
+def test_the_range_holds_the_estimate_and_the_parts_sum_to_it() -> None:
+    for gpus in ("a100-80gb", "rtx-3090:2", "h100:8x2"):
+        found = step(gpus)
+        assert found.low_s < found.step_s < found.high_s
+        assert sum(found.parts_s.values()) == pytest.approx(found.step_s)
+        assert found.limit in found.parts_s
+
+
+def test_faster_gpus_make_a_faster_step() -> None:
+    """S4-44 ranks RTX 3090, A100 40 GB, A100 80 GB; the estimate must at least agree on the order."""
+    order = ["t4", "rtx-3090", "a100-40gb", "h100", "b200"]
+    times = [step(gpu, method=LORA, precision="fp16", weights="fp16").step_s for gpu in order]
+    assert times == sorted(times, reverse=True)
+
+
+def test_the_update_written_out_is_slower_than_the_fused_one() -> None:
+    fused, foreach, loop = (
+        step("a100-80gb", BERT_LARGE, sequence_length=128, optimizer=kind).parts_s["optimizer"]
+        for kind in ("adamw", "adamw_foreach", "adamw_loop")
+    )
+    assert fused < foreach < loop
+
+
+def test_accumulated_micro_batches_cost_what_they_cost_and_one_update() -> None:
+    one, four = step("a100-80gb"), step("a100-80gb", gradient_accumulation_steps=4)
+    assert four.parts_s["matrix products"] == pytest.approx(4 * one.parts_s["matrix products"])
+    assert four.step_s < 4 * one.step_s
+
+
+def test_thousands_of_layouts_are_worked_out_in_seconds() -> None:
+    """About a millisecond each; the bound leaves room for a busy machine."""
+    large = LLAMA_7B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    found, anatomy = devices("h100:8"), model(large)
+    requests = [
+        Request(
+            config=large, micro_batch_size=size, sequence_length=4096, precision="bf16", strategy="fsdp2", world_size=8
+        )
+        for size in range(1, 101)
+    ]
+    started = time.process_time()
+    for request in requests:
+        step_time(anatomy, request, found)
+    assert time.process_time() - started < 0.3
