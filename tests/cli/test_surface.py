@@ -17,6 +17,7 @@ SURFACE = {
     "train": {"--gpus", "--resume", "--fresh", "--dry-run", "--allow", "--max-restarts"},
     "demo": {"--output-dir", "--seed"},
     "gpus": {"--gpus", "--json"},
+    "plan": {"--gpus", "--inventory", "--goal", "--samples", "--tokens-per-sample", "--write", "--json"},
     "presets": {"--json"},
     "config show": {"--json"},
     "config schema": set(),

@@ -17,7 +17,7 @@ def contract(gpus: str = "a100-80gb:2", data: str = "0" * 64, **sections: dict[s
     """Return the contract of a job on an inventory that is only written down."""
     values: dict[str, Any] = {"name": "x", "model": {"name": "org/model"}, "data": {"path": "x.jsonl"}, **sections}
     job, plan = choose(Job.model_validate(values), ("train.global_batch_size",), parse_inventory(gpus).devices)
-    return contract_of(job, plan, {"data_fingerprint": data})
+    return contract_of(job, plan.layout, plan.learning_rate, {"data_fingerprint": data})
 
 
 def resumed(before: dict[str, Any], now: dict[str, Any], *allowed: str) -> Verdict:

@@ -12,7 +12,8 @@ from trainwright.hardware.inventory import Device, parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.job.preset import GUIDES
 from trainwright.job.schema import PLANNED_TASKS, Job
-from trainwright.plan.choose import Plan, choose, deepspeed_config
+from trainwright.plan.choose import Plan, choose
+from trainwright.plan.requirements import require_runnable
 
 CPU = (Device(kind="cpu", name="a processor"),)
 
@@ -138,22 +139,6 @@ def test_the_learning_rate_is_scaled_only_where_asked(scaling: str, peak: float)
     assert made.advice
 
 
-def test_the_deepspeed_file_follows_the_layout() -> None:
-    """X-04: stage, precision, batch and offload are those of the plan."""
-    sections: dict[str, Any] = {
-        "train": {"global_batch_size": 16, "micro_batch_size": 2, "max_grad_norm": 0.5},
-        "resources": {"strategy": "zero3", "offload": "optimizer+parameters"},
-    }
-    made = plan("v100-32gb:4", **sections)
-    config = deepspeed_config(job(**sections), made.layout)
-    assert config["zero_optimization"]["stage"] == 3
-    assert {"offload_optimizer", "offload_param"} <= config["zero_optimization"].keys()
-    assert (config["fp16"]["enabled"], config["bf16"]["enabled"]) == (True, False)
-    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    assert [config[key] for key in sizes] == [16, 2, 2]
-    assert config["gradient_clipping"] == 0.5
-
-
 def test_the_same_job_and_devices_give_the_same_bytes() -> None:
     plans = [json.dumps(plan("a100-80gb:3").to_json()) for _ in range(2)]
     assert plans[0] == plans[1]
@@ -162,14 +147,14 @@ def test_the_same_job_and_devices_give_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("name", GUIDES)
 @pytest.mark.parametrize("gpus", ["rtx-3090:1", "rtx-3060-12gb:2", "v100-32gb:4", "h100:8"])
-def test_every_preset_is_planned_or_says_that_its_task_comes_later(name: str, gpus: str) -> None:
+def test_every_preset_is_planned_and_one_whose_task_comes_later_says_so(name: str, gpus: str) -> None:
     """S0, S1, S2, S4: the batch of the guide is kept on every inventory, in the precision that the GPUs can do."""
     loaded = load_job(f"preset:{name}", ["data.path=train.jsonl"])
     given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
     devices = parse_inventory(gpus).devices
     if loaded.job.task in PLANNED_TASKS:
         with pytest.raises(UserError, match=loaded.job.task) as caught:
-            choose(loaded.job, given, devices)
+            require_runnable(loaded.job)
         assert caught.value.exit_code is ExitCode.MISSING
         return
     planned, made = choose(loaded.job, given, devices)
@@ -181,7 +166,7 @@ def test_every_preset_is_planned_or_says_that_its_task_comes_later(name: str, gp
 
 def test_a_job_without_data_is_told_what_to_add() -> None:
     with pytest.raises(UserError) as caught:
-        choose(Job.model_validate({"name": "x", "model": {"name": "m"}}), (), CPU)
+        require_runnable(Job.model_validate({"name": "x", "model": {"name": "m"}}))
     assert "data.path=train.jsonl" in caught.value.render()
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_runs import SAMPLES, CompletedRun, RunTrain, StartTrain, WriteJob
+from real_runs import SAMPLES, CompletedRun, RunTrain, StartTrain, WriteJob, read_records
 
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.order import epoch_order
 
 EPOCHS, BATCH, SEED, PEAK = 2, 8, 5, 2e-3
 STEPS = 24
+MIB = 1 << 20
 SAME_STEPS = "same samples and learning rate a step; sums may round differently"
 EVERY_SAMPLE = "every sample once an epoch, learning rate by samples seen; steps are cut differently"
 
@@ -121,6 +122,33 @@ def test_every_leg_says_what_it_promises(chain: Chain) -> None:
     assert "micro_batch_size: 2 -> 4" in chain.legs[1].stderr
     assert "strategy: single -> fsdp2" in chain.legs[2].stderr
     assert "strategy: fsdp2 -> zero2" in chain.legs[3].stderr
+
+
+def test_every_leg_is_measured_on_each_of_its_ranks(chain: Chain) -> None:
+    """Issue 3, calibration: also a leg that was stopped; on a CPU memory is what is resident, and nothing else."""
+    events = read_records(chain.legs[-1].folder / "events.jsonl")
+    measured = [event for event in events if event["event"] == "measured"]
+    places = [(event["attempt"], event["rank"]) for event in measured]
+    assert places == [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0), (4, 1)]
+    starts = {event["attempt"]: event["step"] for event in events if event["event"] == "started"}
+    ends = {event["attempt"]: event["step"] for event in events if event["event"] in ("stopped", "finished")}
+    for event in measured:
+        assert event["steps"] == ends[event["attempt"]] - starts[event["attempt"]] - 1
+        assert 100 * MIB < event["resident_bytes"] < 8192 * MIB
+        on_gpus = ("allocated_bytes", "evaluation_allocated_bytes", "reserved_bytes", "device_bytes")
+        assert [event[figure] for figure in on_gpus] == [None] * 4
+
+
+def test_the_measured_pace_is_that_of_the_steps_after_the_first(uninterrupted: CompletedRun) -> None:
+    """Issue 3, calibration: against the figures of each step."""
+    (measured,) = (e for e in read_records(uninterrupted.folder / "events.jsonl") if e["event"] == "measured")
+    steps = list(uninterrupted.steps().values())
+    later_s = [step["step_s"] for step in steps[1:]]
+    assert measured["steps"] == len(later_s) == STEPS - 1
+    assert measured["step_s_median"] == pytest.approx(float(np.median(later_s)))
+    tokens = sum(step["tokens_per_s"] * step["step_s"] for step in steps[1:])
+    assert measured["tokens_per_s"] == pytest.approx(tokens / sum(later_s))
+    assert measured["resident_bytes"] >= steps[-1]["memory_gib"] * 2**30
 
 
 def test_every_step_is_that_of_the_uninterrupted_run(chain: Chain, uninterrupted: CompletedRun) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from trainwright import __version__
-from trainwright.cli import config, demo, gpus, presets, train
+from trainwright.cli import config, demo, gpus, plan, presets, train
 from trainwright.errors import ExitCode, UserError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(demo.demo)
 app.command()(gpus.gpus)
+app.command()(plan.plan)
 app.command()(presets.presets)
 app.add_typer(config.app, name="config")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from trainwright.hardware.inventory import Device, Inventory
 
 # The hardware room is imported inside the command: pydantic and NVML would slow `trainwright --help`.
-
-_WHICH = re.compile(r"^(\s*(\d+|GPU-[\w-]+|MIG-[\w/-]+)\s*,?)+$")
 
 
 def gpus(
@@ -28,9 +25,10 @@ def gpus(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the GPUs with memory, precision, links and users; without one, what trains instead."""
+    from trainwright.hardware.asked import asked_inventory
     from trainwright.hardware.prints import device_table, gpu_info_block, host_lines, mixed_gpus_block
 
-    inventory = _inventory(spec)
+    inventory = asked_inventory(spec)
     if as_json:
         typer.echo(json.dumps(_document(inventory), indent=2, ensure_ascii=False))
         return
@@ -42,20 +40,6 @@ def gpus(
     if cuda:
         for line in ("", *gpu_info_block(cuda), *mixed_gpus_block([device for device in cuda if device.allowed])):
             typer.echo(line)
-
-
-def _inventory(spec: str | None) -> Inventory:
-    import dataclasses
-
-    from trainwright.hardware.inventory import parse_inventory
-    from trainwright.hardware.local import local_inventory, select_devices
-
-    if spec is None or spec == "auto":
-        return local_inventory()
-    if not _WHICH.match(spec):
-        return parse_inventory(spec)
-    inventory = local_inventory()
-    return dataclasses.replace(inventory, devices=select_devices(inventory, spec))
 
 
 def _document(inventory: Inventory) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.job.schema import Job
-from trainwright.plan.choose import Plan
+from trainwright.plan.layout import Layout
 
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes")
 SCHEDULE = (
@@ -60,9 +60,14 @@ class Verdict:
     refused: tuple[Difference, ...]
 
 
-def contract_of(job: Job, plan: Plan, prepared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields that decide what a run computes, by what a change of them means for a resume."""
-    layout, train = plan.layout, job.train
+def contract_of(
+    job: Job, layout: Layout, learning_rate: float, prepared: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the fields that decide what a run computes, by what a change of them means for a resume.
+
+    `learning_rate` is the peak, after any scaling.
+    """
+    train = job.train
     model = job.model.model_dump(mode="json", exclude={"attn_implementation"})
     return {
         "geometry": {
@@ -79,7 +84,7 @@ def contract_of(job: Job, plan: Plan, prepared: Mapping[str, Any]) -> dict[str, 
         },
         "batch": {"train.global_batch_size": train.global_batch_size},
         "schedule": {f"train.{name}": getattr(train, name) for name in SCHEDULE}
-        | {"peak learning rate": plan.learning_rate},
+        | {"peak learning rate": learning_rate},
         "fixed": {
             **_by_key("model", model),
             "task": job.task,

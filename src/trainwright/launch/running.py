@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
+from trainwright.estimate.calibration import Calibration
+from trainwright.estimate.measured_runs import record_run, stored_runs
 from trainwright.hardware.inventory import Host
 from trainwright.hardware.local import local_inventory, select_devices
 from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
-from trainwright.launch.contract import contract_of
-from trainwright.launch.resume import choose_start, is_finished
+from trainwright.launch.beginning import make_ready, write_run_files
+from trainwright.launch.planning import samples_in
 from trainwright.launch.showing import tell
-from trainwright.launch.supervision import StopAsked, run_attempts, run_prepare
-from trainwright.plan.choose import Plan, choose, deepspeed_config
+from trainwright.launch.supervision import StopAsked, run_attempts
+from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.estimates import Amount
+from trainwright.plan.layout import Layout
+from trainwright.plan.requirements import require_runnable
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
-from trainwright.runs.writing import read_json, write_json_atomic
+from trainwright.runs.writing import read_json
 
 DEFAULT_MAX_RESTARTS = 3
 
@@ -61,22 +63,25 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
     with stop.listening(), RunLock(folder):
         if options.fresh:
             _set_old_run_aside(folder)
-        with _unchanged_if_refused(folder):
-            _write_files(folder, job, plan)
-            for line in [*plan_lines(folder, plan), *claim_lines(job)]:
-                tell(line)
-            code = run_prepare(folder, stop)
-            if code is not ExitCode.DONE:
-                return code
-            contract = contract_of(job, plan, read_json(folder.prepared_json))
-            if options.resume is None and is_finished(folder, contract, options.allow):
-                tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
-                print(folder.final_model_dir)
-                return ExitCode.DONE
-            choose = partial(choose_start, folder, contract, resume=options.resume, allowed=options.allow)
-            start = choose()
-        code = run_attempts(folder, plan.layout, contract, start, choose, stop, max_restarts=options.max_restarts)
+        for line in [*plan_lines(folder, plan), *claim_lines(job)]:
+            tell(line)
+        ready = make_ready(folder, job, plan.to_json(), stop, resume=options.resume, allowed=options.allow)
+        if isinstance(ready, ExitCode):
+            code = ready
+        else:
+            code = run_attempts(
+                folder,
+                plan.layout,
+                ready.contract,
+                ready.start,
+                ready.choose,
+                stop,
+                max_restarts=options.max_restarts,
+            )
     if code is ExitCode.DONE:
+        not_kept = record_run(folder)
+        if not_kept is not None and plan.estimate is not None:
+            tell(not_kept)
         print(folder.final_model_dir)
     return code
 
@@ -84,11 +89,30 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
 def plan_here(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     """Return the job with its global batch settled and the plan for this machine's devices."""
     job = loaded.job
+    require_runnable(job)
     inventory = local_inventory(job.resources.device)
     devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
     given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
-    job, plan = choose(job, given, tuple(devices))
+    folder = RunFolder(Path(job.output_dir) / job.name)
+    everything = gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"
+    wish = Wish(
+        host=inventory.host,
+        calibration=Calibration(stored_runs()),
+        amount=Amount(samples_in(job)),
+        may_leave_idle=everything,
+        keep=_earlier_layout(folder),
+    )
+    job, plan = choose(job, given, tuple(devices), wish)
     return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))
+
+
+def _earlier_layout(folder: RunFolder) -> Layout | None:
+    """Return the layout of the last attempt: what is free on a GPU changes, and what a run computes should not."""
+    if not folder.plan_json.is_file():
+        return None
+    layout = read_json(folder.plan_json).get("layout", {})
+    known = {field.name for field in fields(Layout)}
+    return Layout(**layout) if layout.keys() == known else None
 
 
 def _host_memory_warnings(job: Job, host: Host) -> list[str]:
@@ -122,27 +146,6 @@ def worker_commands(folder: RunFolder, plan: Plan) -> list[str]:
     return [f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={size} {command}" for rank in range(size)]
 
 
-def _write_files(folder: RunFolder, job: Job, plan: Plan) -> None:
-    write_json_atomic(folder.resolved_json, job.model_dump(mode="json"))
-    write_json_atomic(folder.plan_json, plan.to_json())
-    folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
-    if plan.layout.strategy.startswith("zero"):
-        write_json_atomic(folder.deepspeed_json, deepspeed_config(job, plan.layout))
-
-
-@contextmanager
-def _unchanged_if_refused(folder: RunFolder) -> Iterator[None]:
-    """Leave what the run folder says of its run as it was, if this command turns out to be refused."""
-    described = (folder.resolved_json, folder.plan_json, folder.prepared_json, folder.deepspeed_json)
-    before = {path: read_json(path) for path in described if path.exists()}
-    try:
-        yield
-    except UserError:
-        for path, content in before.items():
-            write_json_atomic(path, content)
-        raise
-
-
 def _dry_run(folder: RunFolder, job: Job, plan: Plan) -> ExitCode:
     """Show what would run; a run folder that holds something already is left as it is."""
     for line in plan_lines(folder, plan):
@@ -151,7 +154,7 @@ def _dry_run(folder: RunFolder, job: Job, plan: Plan) -> ExitCode:
         tell(f"{folder.path} is in use already, so nothing was written to it")
     else:
         folder.create()
-        _write_files(folder, job, plan)
+        write_run_files(folder, job, plan.to_json())
     for command in worker_commands(folder, plan):
         print(command)
     return ExitCode.DONE

@@ -62,10 +62,8 @@ def run_attempts(
     """
     restarts_without_progress = 0
     while True:
-        attempt = folder.start_attempt()
-        for line in start.lines:
-            tell(line)
-        code, killed = _run_attempt(folder, layout, contract, start, attempt, stop)
+        attempt = open_attempt(folder, contract, start)
+        code, killed = _run_attempt(folder, layout, attempt, stop)
         if not killed or stop.times:
             return code
         again = choose()
@@ -98,20 +96,21 @@ def run_prepare(folder: RunFolder, stop: StopAsked) -> ExitCode:
     return ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
 
 
-def _run_attempt(
-    folder: RunFolder,
-    layout: Layout,
-    contract: Mapping[str, Any],
-    start: Start,
-    attempt: int,
-    stop: StopAsked,
-) -> tuple[ExitCode, bool]:
-    """Run one attempt; return its exit code and whether a signal from outside ended it."""
+def open_attempt(folder: RunFolder, contract: Mapping[str, Any], start: Start) -> int:
+    """Return the number of a new attempt, after writing down where its ranks begin; call it holding the run lock."""
+    attempt = folder.start_attempt()
+    for line in start.lines:
+        tell(line)
     resume_from = str(start.path.absolute()) if start.path else None
     write_json_atomic(
         folder.attempt_dir(attempt) / "start.json",
         {"attempt": attempt, "resume_from": resume_from, "step": start.step, "contract": contract},
     )
+    return attempt
+
+
+def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAsked) -> tuple[ExitCode, bool]:
+    """Run one attempt; return its exit code and whether a signal from outside ended it."""
     processes = Processes()
     try:
         for rank in range(layout.ranks):

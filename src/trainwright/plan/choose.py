@@ -3,235 +3,254 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.estimate.calibration import Calibration
+from trainwright.estimate.measured_runs import gpu_model
 from trainwright.hardware.choice import Choice
-from trainwright.hardware.inventory import Device
-from trainwright.hardware.local import cuda_environment
-from trainwright.hardware.precision import choose_precision
-from trainwright.job.schedule import effective_batch, learning_rate_advice, scaled_learning_rate
-from trainwright.job.schema import PLANNED_TASKS, Job
+from trainwright.hardware.inventory import Device, Host
+from trainwright.hardware.reading import GIB
+from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
+from trainwright.job.schema import Job
+from trainwright.plan.by_rule import layout_by_rule
+from trainwright.plan.estimates import Amount, Estimate
 from trainwright.plan.layout import Layout
+from trainwright.plan.model import NoEstimate, model_of
+from trainwright.plan.options import device_sets
+from trainwright.plan.reasons import describe, reasons
+from trainwright.plan.remedies import remedies
+from trainwright.plan.requirements import (
+    device_reason,
+    ranks_of,
+    require_base_for_adapters,
+    require_optimizer_fits,
+)
+from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
 
-LARGEST_UNPREDICTED_MICRO_BATCH = 8
-EVAL_FACTOR = 3
-"""Evaluation keeps no gradients, so it takes three times the micro-batch (S2-22)."""
+NOT_KNOWN_AMOUNT = Amount()
+NOT_KNOWN_HOST = Host()
+NO_RUNS = Calibration(())
+WORTH_IDLE_GPUS = 0.1
+"""A run leaves GPUs idle that it was given only where it is faster by as much: the estimate may be wrong by less."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The layout chosen, the reason of each choice, and advice; `learning_rate` is the peak after any scaling."""
+    """The layout chosen, the reason of each choice, and advice; `learning_rate` is the peak after any scaling.
+
+    `estimate` is None where there is none, `no_estimate` then says why. `ranked` holds the best candidate of every way
+    to run the job, best first and the infeasible last.
+    """
 
     layout: Layout
     learning_rate: float
     choices: dict[str, Choice[Any]]
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
+    devices: tuple[Device, ...]
+    estimate: Estimate | None = None
+    no_estimate: str | None = None
+    ranked: tuple[Candidate, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, the same bytes for the same job and devices."""
         return {
-            "schema_version": 1,
+            "schema_version": 2,
             "layout": dataclasses.asdict(self.layout),
             "learning_rate": self.learning_rate,
             "choices": {key: {"value": c.value, "reason": c.reason} for key, c in sorted(self.choices.items())},
             "warnings": list(self.warnings),
             "advice": list(self.advice),
+            "devices": [_device(device) for device in self.devices],
+            "estimate": None if self.estimate is None else self.estimate.to_json(),
+            "no_estimate": self.no_estimate,
+            "alternatives": [_as_data(candidate) for candidate in self.ranked],
         }
 
 
-def choose(job: Job, given: Collection[str], devices: tuple[Device, ...]) -> tuple[Job, Plan]:
-    """Return the job with its global batch settled, and the plan for `devices`, which are of one kind.
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What else is asked of a plan than the job says.
+
+    `host` is that of each node, `calibration` what earlier runs measured. `may_leave_idle`: layouts on fewer devices
+    are looked at too. `must_fit`: refuse where nothing fits, with what would; otherwise the least that is too big is
+    planned, with a warning. `keep` is the layout of an earlier attempt, which is taken again where it still fits.
+    """
+
+    goal: Goal = "soonest"
+    amount: Amount = NOT_KNOWN_AMOUNT
+    host: Host = NOT_KNOWN_HOST
+    calibration: Calibration = NO_RUNS
+    may_leave_idle: bool = False
+    must_fit: bool = False
+    keep: Layout | None = None
+
+
+ORDINARY_WISH = Wish()
+
+
+def choose(
+    job: Job, given: Collection[str], devices: tuple[Device, ...], wish: Wish = ORDINARY_WISH
+) -> tuple[Job, Plan]:
+    """Return the job with its global batch settled, and the plan for `devices`.
 
     `given` are the keys that the user wrote, dotted.
 
     Raises:
-        UserError: the job cannot run on these devices; all contradictions at once.
+        UserError: the job cannot run on these devices, all contradictions at once; or, where it must fit, exit code 3
+            with the nearest changes that would.
     """
-    _require_available_task(job)
-    _require_base_for_adapters(job)
+    require_base_for_adapters(job)
     kind = devices[0].kind
-    ranks = _ranks(job, devices)
-    strategy = _strategy(job, ranks.value)
-    _require_optimizer_fits(job, strategy.value, kind)
-    precisions = [choose_precision(device, job.resources.precision) for device in devices]
-    precision = min(precisions, key=lambda choice: ("fp32", "fp16", "bf16").index(choice.value))
-    job, batch = _batch(job, given, ranks.value)
-    micro = batch["train.micro_batch_size"].value
-    asked = job.eval.batch_size
-    evaluation = (
-        Choice(EVAL_FACTOR * micro, f"{EVAL_FACTOR} x micro-batch, as evaluation keeps no gradients")
-        if asked == "auto"
-        else Choice(asked, "given")
+    written = frozenset(given)
+    require_optimizer_fits(job, job.resources.strategy, kind)
+    model = model_of(job)
+    if kind != "cuda":
+        model = NoEstimate("memory and speed are estimated for NVIDIA GPUs")
+    sets = _sets(job, devices, wish)
+    if isinstance(model, NoEstimate):
+        devices = sets[-1]
+        layout, choices = layout_by_rule(job, written, devices, model.reason)
+        precision = weakest_precision(job, devices)
+        choices |= {
+            "resources.precision": Choice(precision.value, precision.reason),
+            "resources.device": Choice(kind, device_reason(job, kind)),
+        }
+        warnings = [precision.warning] if precision.warning else []
+        return _finished(job, layout, choices, warnings, devices, no_estimate=model.reason)
+    question = Question(
+        job=job, given=written, model=model, host=wish.host, amount=wish.amount, calibration=wish.calibration
     )
-    checkpointing = _checkpointing(job, kind)
-    layout = Layout(
-        device=kind,
-        visible_devices=cuda_environment(devices)["CUDA_VISIBLE_DEVICES"] if kind == "cuda" else None,
-        ranks=ranks.value,
-        strategy=strategy.value,
-        precision=precision.value,
-        offload=job.resources.offload,
-        global_batch_size=job.train.global_batch_size,
-        micro_batch_size=micro,
-        gradient_accumulation_steps=batch["train.gradient_accumulation_steps"].value,
-        eval_batch_size=evaluation.value,
-        gradient_checkpointing=checkpointing.value,
+    ranked = search(question, sets, wish.goal)
+    if not ranked:
+        raise UserError(
+            f"train.global_batch_size={job.train.global_batch_size} is less than one sample for each of the "
+            f"{len(devices)} GPUs",
+            hints=[f"choose {job.train.global_batch_size} GPUs or fewer", "or raise train.global_batch_size"],
+        )
+    best = _taken(ranked, devices, wish)
+    if best.why_not is not None and wish.must_fit:
+        raise _nothing_fits(question, sets, wish.goal, ranked)
+    precision = weakest_precision(job, best.devices)
+    warnings = [precision.warning] if precision.warning else []
+    if best.why_not is not None:
+        warnings.append(f"by estimate this does not fit: {best.why_not}; `trainwright plan` shows what would")
+    choices = reasons(question, best, ranked) | {"resources.device": Choice(kind, device_reason(job, kind))}
+    return _finished(
+        job, best.layout, choices, warnings, best.devices, estimate=best.estimate, ranked=_best_of_each_way(ranked)
     )
-    choices: dict[str, Choice[Any]] = {
-        "resources.device": Choice(kind, _device_reason(job, kind)),
-        "resources.ranks": ranks,
-        "resources.strategy": strategy,
-        "resources.precision": Choice(precision.value, precision.reason),
-        "eval.batch_size": evaluation,
-        "train.gradient_checkpointing": checkpointing,
-        **batch,
-    }
-    train = job.train
-    rate = train.learning_rate
-    base = train.lr_scaling_base
+
+
+def _sets(job: Job, devices: tuple[Device, ...], wish: Wish) -> list[tuple[Device, ...]]:
+    if not wish.may_leave_idle:
+        ranks_of(job, devices)
+        return [devices]
+    asked = job.resources.ranks if job.resources.ranks != "auto" else job.resources.gpus
+    count = asked if isinstance(asked, int) and devices[0].kind != "cpu" else None
+    if count is not None and count > len(devices):
+        raise UserError(
+            f"{count} GPUs asked for, {len(devices)} are there",
+            hints=["resources.gpus=auto"],
+            exit_code=ExitCode.MISSING,
+        )
+    sets = device_sets(devices, count)
+    strategy = job.resources.strategy
+    shared = [chosen for chosen in sets if (len(chosen) == 1) == (strategy == "single")]
+    return shared if strategy in ("single", "ddp", "fsdp2") and shared else sets
+
+
+def _taken(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish) -> Candidate:
+    """Return the best candidate; one that leaves GPUs idle only where that is worth it, or asked for by the goal."""
+    if wish.keep is not None:
+        for candidate in ranked:
+            if candidate.layout == wish.keep and candidate.why_not is None:
+                return candidate
+    best = ranked[0]
+    if wish.must_fit or len(best.devices) == len(devices):
+        return best
+    on_all = [c for c in ranked if len(c.devices) == len(devices) and c.why_not is None]
+    if not on_all or best.estimate.time is None or on_all[0].estimate.time is None:
+        return best
+    gain = on_all[0].estimate.time.step_s / best.estimate.time.step_s - 1
+    return best if gain >= WORTH_IDLE_GPUS else on_all[0]
+
+
+def _nothing_fits(
+    question: Question, sets: Sequence[tuple[Device, ...]], goal: Goal, ranked: Sequence[Candidate]
+) -> UserError:
+    tried = _best_of_each_way(ranked)
+    found = remedies(question, sets, goal)
+    return UserError(
+        "no layout fits on these GPUs (all figures are estimates)",
+        problems=[f"{describe(candidate)}: {candidate.why_not}" for candidate in tried[:8]],
+        hints=[f"this would fit: {remedy}" for remedy in found] or ["a smaller model, or larger GPUs"],
+        exit_code=ExitCode.NO_PLAN_FITS,
+    )
+
+
+def _best_of_each_way(ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the first candidate of each set of devices, strategy and offload."""
+    best: dict[object, Candidate] = {}
+    for candidate in ranked:
+        way = (candidate.devices, candidate.layout.strategy, candidate.layout.offload)
+        best.setdefault(way, candidate)
+    return tuple(best.values())
+
+
+def _finished(
+    job: Job,
+    layout: Layout,
+    choices: dict[str, Choice[Any]],
+    warnings: Sequence[str],
+    devices: tuple[Device, ...],
+    *,
+    estimate: Estimate | None = None,
+    no_estimate: str | None = None,
+    ranked: tuple[Candidate, ...] = (),
+) -> tuple[Job, Plan]:
+    train = job.train.model_copy(update={"global_batch_size": layout.global_batch_size})
+    job = job.model_copy(update={"train": train})
+    rate, base = train.learning_rate, train.lr_scaling_base
     if train.lr_scaling != "none":
         assert base is not None
         rate = scaled_learning_rate(rate, base, train.global_batch_size, train.lr_scaling)
     advice = learning_rate_advice(train.learning_rate, base, train.global_batch_size, train.lr_scaling)
-    warnings = [precision.warning] if precision.warning else []
-    return job, Plan(layout, rate, choices, tuple(warnings), tuple(advice))
+    return job, Plan(
+        layout=layout,
+        learning_rate=rate,
+        choices=choices,
+        warnings=tuple(warnings),
+        advice=tuple(advice),
+        devices=devices,
+        estimate=estimate,
+        no_estimate=no_estimate,
+        ranked=ranked,
+    )
 
 
-def deepspeed_config(job: Job, layout: Layout) -> dict[str, Any]:
-    """Return the DeepSpeed file of a layout; stage, precision and offload follow it, never a shipped default."""
-    zero: dict[str, Any] = {
-        "stage": int(layout.strategy.removeprefix("zero")),
-        "overlap_comm": layout.device == "cuda",
-        "contiguous_gradients": True,
-        "reduce_bucket_size": 200_000_000,
-        "allgather_bucket_size": 200_000_000,
-    }
-    pinned = {"device": "cpu", "pin_memory": layout.device == "cuda"}
-    if layout.offload != "none":
-        zero["offload_optimizer"] = pinned
-    if layout.offload == "optimizer+parameters":
-        zero["offload_param"] = pinned
+def _device(device: Device) -> dict[str, Any]:
+    return {"name": device.name, "model": gpu_model(device), "node": device.node, "index": device.index}
+
+
+def _as_data(candidate: Candidate) -> dict[str, Any]:
+    layout, estimate = candidate.layout, candidate.estimate
     return {
-        "train_batch_size": effective_batch(layout.micro_batch_size, layout.gradient_accumulation_steps, layout.ranks),
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+        "devices": describe(candidate),
+        "gpus": len(candidate.devices),
+        "strategy": layout.strategy,
+        "offload": layout.offload,
+        "micro_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
-        "gradient_clipping": job.train.max_grad_norm,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": layout.precision == "bf16"},
-        "fp16": {"enabled": layout.precision == "fp16"},
-        "steps_per_print": 2**31,
-        "wall_clock_breakdown": False,
+        "gradient_checkpointing": layout.gradient_checkpointing,
+        "precision": layout.precision,
+        "peak_gib": round(estimate.peak_bytes / GIB, 3),
+        "capacity_gib": None if estimate.capacity is None else round(estimate.capacity.total_bytes / GIB, 3),
+        "host_gib": None if estimate.host is None else round(estimate.host.node_bytes / GIB, 3),
+        "step_s": None if estimate.time is None else estimate.time.step_s,
+        "run_s": None if estimate.run is None else estimate.run.run_s,
+        "gpu_hours": None if estimate.run is None else estimate.run.gpu_hours,
+        "rejected": candidate.why_not,
     }
-
-
-def _require_available_task(job: Job) -> None:
-    if job.task in PLANNED_TASKS:
-        raise UserError(
-            f"the task `{job.task}` is not part of this version yet; its job file can be read but not run",
-            hints=["for text, set task=causal-lm or task=seq2seq", "or task=module:Class for a task of your own"],
-            exit_code=ExitCode.MISSING,
-        )
-    if job.data.path is None:
-        raise UserError("no training data is named", hints=["data.path=train.jsonl, or a line `path:` under `data:`"])
-
-
-def _require_base_for_adapters(job: Job) -> None:
-    method = job.method.type
-    if job.model.from_scratch is None or method == "full":
-        return
-    without = "packs a saved model in 4 bits" if method == "qlora" else "leaves adapters beside a saved model"
-    raise UserError(
-        f"method.type={method} {without}, and model.from_scratch has none",
-        hints=["train it first with method.type=full, then set model.name to the final_model of that run"],
-    )
-
-
-def _ranks(job: Job, devices: tuple[Device, ...]) -> Choice[int]:
-    asked, kind = job.resources.ranks, devices[0].kind
-    if kind == "cpu":
-        return Choice(1, "one process uses all cores") if asked == "auto" else Choice(asked, "given")
-    if asked == "auto" or asked == len(devices):
-        return Choice(len(devices), "one process a GPU")
-    raise UserError(
-        f"resources.ranks={asked}, but the devices chosen are {len(devices)} {kind}: one process a GPU",
-        hints=[f"choose {asked} of them: --gpus 0,1,...", "or leave out resources.ranks"],
-    )
-
-
-def _strategy(job: Job, ranks: int) -> Choice[str]:
-    asked = job.resources.strategy
-    if asked != "auto":
-        return Choice(asked, "given")
-    if job.resources.offload != "none":
-        return Choice("zero3", f"resources.offload={job.resources.offload} is done by ZeRO")
-    if ranks == 1:
-        return Choice("single", "one rank")
-    return Choice("ddp", f"{ranks} ranks with the whole model on each; fsdp2 or zero3 where it does not fit")
-
-
-def _require_optimizer_fits(job: Job, strategy: str, kind: str) -> None:
-    optim = job.train.optim
-    if optim == "adafactor" and strategy.startswith(("zero", "fsdp")):
-        raise UserError(
-            f"train.optim=adafactor factors whole matrices, and {strategy} cuts them: it would learn otherwise",
-            hints=["train.optim=adamw", "or resources.strategy=ddp"],
-        )
-    if optim == "adamw_8bit" and (strategy.startswith(("zero", "fsdp")) or kind != "cuda"):
-        raise UserError(
-            f"train.optim=adamw_8bit runs on CUDA, alone or under ddp; this is {strategy} on {kind}",
-            hints=["train.optim=adamw"],
-        )
-
-
-def _batch(job: Job, given: Collection[str], ranks: int) -> tuple[Job, dict[str, Choice[Any]]]:
-    train = job.train
-    micro, accumulation, total = train.micro_batch_size, train.gradient_accumulation_steps, train.global_batch_size
-    if micro != "auto" and accumulation != "auto" and "train.global_batch_size" not in given:
-        total = effective_batch(micro, accumulation, ranks)
-        job = job.model_copy(update={"train": train.model_copy(update={"global_batch_size": total})})
-        whole = Choice(total, f"micro-batch x accumulation x ranks = {micro} x {accumulation} x {ranks}")
-    else:
-        whole = Choice(total, "given" if "train.global_batch_size" in given else "default")
-    share = -(-total // ranks)
-    if micro != "auto":
-        chosen = Choice(micro, "given")
-    elif accumulation != "auto":
-        chosen = Choice(-(-share // accumulation), f"{total} samples over {ranks} ranks in {accumulation} micro-steps")
-    else:
-        steps = -(-share // LARGEST_UNPREDICTED_MICRO_BATCH)
-        chosen = Choice(
-            -(-share // steps),
-            f"{total} samples over {ranks} ranks in {steps} micro-steps of {LARGEST_UNPREDICTED_MICRO_BATCH} at most; "
-            "memory is not predicted in this version",
-        )
-    steps = -(-total // (chosen.value * ranks))
-    if accumulation == "auto":
-        follows = Choice(steps, f"{total} samples / ({chosen.value} x {ranks} ranks)")
-    else:
-        follows = Choice(accumulation, "given")
-    return job, {
-        "train.global_batch_size": whole,
-        "train.micro_batch_size": chosen,
-        "train.gradient_accumulation_steps": follows,
-    }
-
-
-def _checkpointing(job: Job, kind: str) -> Choice[bool]:
-    asked = job.train.gradient_checkpointing
-    if asked != "auto":
-        return Choice(asked, "given")
-    if kind == "cpu":
-        return Choice(False, "host memory is not the limit of a CPU run")
-    return Choice(True, "saves memory at a third more compute; memory is not predicted in this version")
-
-
-def _device_reason(job: Job, kind: str) -> str:
-    if job.resources.device != "auto":
-        return "given"
-    return {"cuda": "an NVIDIA GPU is there", "mps": "an Apple GPU is there", "cpu": "no GPU is there"}[kind]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import math
-import resource
-import sys
 from dataclasses import dataclass
 
 import torch
 
 from trainwright.train.assignment import Assignment
+from trainwright.train.measuring import resident_bytes
 from trainwright.train.models import ParameterCount
 from trainwright.train.ranks import Ranks
 
@@ -85,8 +84,7 @@ def memory_gib(device: torch.device) -> float:
         return float(torch.cuda.max_memory_allocated(device)) / 2**30
     if device.type == "mps":
         return float(torch.mps.driver_allocated_memory()) / 2**30
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)
+    return resident_bytes() / 2**30
 
 
 class Pace:

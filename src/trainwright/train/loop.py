@@ -24,6 +24,7 @@ from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.order import epoch_order
 from trainwright.train.evaluation import evaluate
 from trainwright.train.feeding import Feed
+from trainwright.train.measuring import Measuring
 from trainwright.train.precision import autocast
 from trainwright.train.randomness import seed_micro_step
 from trainwright.train.ranks import Ranks
@@ -51,6 +52,7 @@ class StepLoop:
     curve: LearningRate
     contract: dict[str, Any]
     tracking: Tracking | None
+    measuring: Measuring
     position: Position
     best: Best | None
     eval_due: bool
@@ -69,7 +71,7 @@ class StepLoop:
             if self.eval_due and self._evaluate(self.position) is None:
                 return False
             for batch in self.course.batches(self.position):
-                stop_asked = self._step(batch, feed, pace)
+                stop_asked = self.step(batch, feed, pace)
                 self.position = batch.after
                 last = self.course.is_finished(self.position)
                 self.eval_due = self.eval_data is not None and (last or self.course.is_due(self.job.eval.every, batch))
@@ -88,7 +90,7 @@ class StepLoop:
         assert saved_step == self.position.step, (saved_step, self.position)
         return True
 
-    def _step(self, batch: Batch, feed: Feed, pace: Pace) -> bool:
+    def step(self, batch: Batch, feed: Feed, pace: Pace) -> bool:
         """Do one optimizer step; return whether any rank was asked to stop."""
         began_s = time.perf_counter()
         samples = self._samples(batch)
@@ -102,8 +104,10 @@ class StepLoop:
         if not math.isfinite(grad_norm) and self.assignment.precision != "fp16":
             raise self._not_finite("gradient", batch)
         step_s = time.perf_counter() - began_s
+        tokens = int(self.train_data.lengths[samples].sum())
         pace.add(step_s)
-        self._report(batch, loss, grad_norm, learning_rate, step_s, int(self.train_data.lengths[samples].sum()), pace)
+        self.measuring.add(step_s, tokens)
+        self._report(batch, loss, grad_norm, learning_rate, step_s, tokens, pace)
         return stop_votes > 0
 
     def _samples(self, batch: Batch) -> npt.NDArray[np.int64]:
@@ -131,15 +135,16 @@ class StepLoop:
     def _evaluate(self, position: Position) -> bool | None:
         """Evaluate; return whether it is the best so far, None if a stop came first."""
         assert self.eval_data is not None
-        outcome = evaluate(
-            self.strategy,
-            self.task,
-            self.eval_data,
-            self.ranks,
-            self.assignment,
-            self.stop,
-            limit=self.job.eval.limit,
-        )
+        with self.measuring.evaluation():
+            outcome = evaluate(
+                self.strategy,
+                self.task,
+                self.eval_data,
+                self.ranks,
+                self.assignment,
+                self.stop,
+                limit=self.job.eval.limit,
+            )
         if outcome is None:
             return None
         self.eval_due = False

@@ -65,8 +65,8 @@ class Ranks:
 def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file: Path) -> Ranks:
     """Join the process group: NCCL between GPUs, gloo between CPU processes; alone there is none.
 
-    Rank 0 takes a free port from the kernel and writes it to `meeting_file`, so that no port is guessed and no two
-    runs meet; the file belongs to one attempt.
+    `meeting_file` belongs to one attempt and says where the ranks meet. Unless torchrun's store is named there already,
+    rank 0 takes a free port from the kernel and writes it there, so that no port is guessed and no two runs meet.
 
     Raises:
         UserError: the other ranks did not appear in time.
@@ -74,16 +74,19 @@ def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file
     if world_size == 1:
         return Ranks(rank, world_size, device)
     timeout = datetime.timedelta(seconds=MEETING_TIMEOUT_S)
-    if rank == 0:
+    if rank == 0 and not meeting_file.exists():
         store = _store_on_loopback(world_size, timeout, meeting_file)
     else:
-        store = dist.TCPStore("127.0.0.1", _wait_for_port(meeting_file), world_size, timeout=timeout)
-    if device.type == "cpu":
+        address, port = _wait_for_meeting(meeting_file)
+        store = dist.TCPStore(address, port, world_size, timeout=timeout)
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if device.type == "cpu" and on_this_machine == world_size:
         # All ranks are on this machine: gloo listens on loopback only.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        # torchrun's store may have served an earlier attempt.
+        store=dist.PrefixStore(meeting_file.parent.name, store),
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
@@ -106,16 +109,18 @@ def _store_on_loopback(world_size: int, timeout: datetime.timedelta, meeting_fil
         master_listen_fd=listening.detach(),
     )
     draft = meeting_file.with_suffix(".tmp")
-    draft.write_text(json.dumps({"port": port}))
+    draft.write_text(json.dumps({"address": "127.0.0.1", "port": port}))
     draft.replace(meeting_file)
     return store
 
 
-def _wait_for_port(meeting_file: Path) -> int:
+def _wait_for_meeting(meeting_file: Path) -> tuple[str, int]:
     deadline_s = time.monotonic() + MEETING_TIMEOUT_S
     while time.monotonic() < deadline_s:
         try:
-            return int(json.loads(meeting_file.read_text())["port"])
+            meeting = json.loads(meeting_file.read_text())
         except FileNotFoundError:
             time.sleep(0.02)
+        else:
+            return str(meeting["address"]), int(meeting["port"])
     raise UserError(f"rank 0 did not appear within {MEETING_TIMEOUT_S} s", exit_code=ExitCode.FAILED)

@@ -23,6 +23,7 @@ from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.packing import assert_no_leakage
 from trainwright.train.export import export_final_model
 from trainwright.train.loop import StepLoop
+from trainwright.train.measuring import Measuring
 from trainwright.train.models import ParameterCount, build_model, count_parameters, enable_gradient_checkpointing
 from trainwright.train.precision import autocast
 from trainwright.train.ranks import Ranks, open_group
@@ -132,12 +133,18 @@ def _train(
         curve=curve,
         contract=start["contract"],
         tracking=tracking,
+        measuring=Measuring(ranks.device),
         position=position,
         best=best,
         eval_due=eval_due,
     )
     finished = loop.run()
+    measured = ranks.gather(loop.measuring.figures())
     if ranks.is_first:
+        for rank, figures in enumerate(measured):
+            if figures is not None:
+                place = {"attempt": assignment.attempt, "rank": rank}
+                append(folder.events_jsonl, {"event": "measured", **place, **figures})
         event = "finished" if finished else "stopped"
         append(folder.events_jsonl, {"event": event, "attempt": assignment.attempt, "step": loop.position.step})
     if not finished:

@@ -1,0 +1,61 @@
+"""`trainwright plan`: what fits, how long it takes, what to ask for; before any GPU is touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job file, or preset:NAME.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Values laid over the job.")
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="SPEC",
+            help="This machine's (0,1, UUIDs, MIG ids), or others written down (a100-80gb:2,v100-32gb:2,host=64gib).",
+        ),
+    ] = None,
+    inventory: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="GPUs of another machine: what `trainwright gpus --json` printed there."),
+    ] = None,
+    goal: Annotated[
+        str, typer.Option(metavar="GOAL", help="soonest, fastest, cheapest (GPU-hours) or fewest-gpus.")
+    ] = "soonest",
+    samples: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Training samples; counted in data.path where left out.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens-per-sample", metavar="N", min=1, help="Average; data.max_length where left out."),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write accelerate, DeepSpeed and torchrun files there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Rank every layout of the job on the GPUs there are, or could be, by estimated memory and time."""
+    from trainwright.job.loading import load_job
+    from trainwright.launch.planning import Asked, plan_job
+    from trainwright.plan.explain import explain
+
+    asked = Asked(gpus=gpus, inventory=inventory, goal=goal, samples=samples, tokens_per_sample=tokens)
+    planned, made, amount = plan_job(load_job(job, overrides or ()), asked)
+    if as_json:
+        document = made.to_json() | {"goal": goal, "claims": planned.claims}
+        typer.echo(json.dumps(document, indent=2, sort_keys=True))
+    else:
+        for line in explain(planned, made, amount):
+            typer.echo(line)
+    if write is not None:
+        from trainwright.launch.files.writing import write_files
+
+        for path in write_files(write, planned, made):
+            typer.echo(f"wrote {path}", err=True)

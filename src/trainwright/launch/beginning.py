@@ -1,0 +1,114 @@
+"""What stands before the first rank of a run: its files, its data, and where it goes on from.
+
+`python -m trainwright.launch.beginning DIR` does it for ranks that torchrun starts: DIR is what `trainwright plan
+--write` wrote. It opens an attempt of the run and prints its number as JSON, null when the run is finished already.
+The caller holds the run lock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.job.schema import Job
+from trainwright.launch.contract import contract_of
+from trainwright.launch.files.deepspeed import engine_config
+from trainwright.launch.resume import Start, choose_start, is_finished
+from trainwright.launch.showing import tell
+from trainwright.launch.supervision import StopAsked, open_attempt, run_prepare
+from trainwright.plan.layout import Layout
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.writing import read_json, write_json_atomic
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run whose ranks can start: under which contract, where from, and how to choose that again after a restart."""
+
+    contract: Mapping[str, Any]
+    start: Start
+    choose: Callable[[], Start]
+
+
+def make_ready(
+    folder: RunFolder,
+    job: Job,
+    plan: Mapping[str, Any],
+    stop: StopAsked,
+    *,
+    resume: str | None = None,
+    allowed: Collection[str] = (),
+) -> Ready | ExitCode:
+    """Write the run's files, prepare its data and choose its start; return an exit code where nothing is to be run.
+
+    `plan` is what plan.json holds.
+
+    Raises:
+        UserError: a resume would break the contract; what the folder says of its run is as it was.
+    """
+    layout = Layout(**plan["layout"])
+    with _unchanged_if_refused(folder):
+        write_run_files(folder, job, plan)
+        code = run_prepare(folder, stop)
+        if code is not ExitCode.DONE:
+            return code
+        contract = contract_of(job, layout, plan["learning_rate"], read_json(folder.prepared_json))
+        if resume is None and is_finished(folder, contract, allowed):
+            tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
+            return ExitCode.DONE
+        choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
+        return Ready(contract, choose(), choose)
+
+
+def write_run_files(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> None:
+    """Write what was asked and what was decided into the run folder, where the ranks read it."""
+    write_json_atomic(folder.resolved_json, job.model_dump(mode="json"))
+    write_json_atomic(folder.plan_json, plan)
+    folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
+    layout = Layout(**plan["layout"])
+    if layout.strategy.startswith("zero"):
+        write_json_atomic(folder.deepspeed_json, engine_config(job, layout))
+
+
+def main(planned: Path) -> ExitCode:
+    """Open an attempt of the run planned in the folder `planned` and print `{"attempt": number or null}`."""
+    job = Job.model_validate(read_json(planned / "resolved.json"))
+    folder = RunFolder(Path(job.output_dir) / job.name)
+    stop = StopAsked()
+    with stop.listening():
+        ready = make_ready(folder, job, read_json(planned / "plan.json"), stop)
+    if ready is ExitCode.DONE:
+        print(json.dumps({"attempt": None}))
+        return ExitCode.DONE
+    if isinstance(ready, ExitCode):
+        return ready
+    print(json.dumps({"attempt": open_attempt(folder, ready.contract, ready.start)}))
+    return ExitCode.DONE
+
+
+@contextmanager
+def _unchanged_if_refused(folder: RunFolder) -> Iterator[None]:
+    """Leave what the run folder says of its run as it was, if this command turns out to be refused."""
+    described = (folder.resolved_json, folder.plan_json, folder.prepared_json, folder.deepspeed_json)
+    before = {path: read_json(path) for path in described if path.exists()}
+    try:
+        yield
+    except UserError:
+        for path, content in before.items():
+            write_json_atomic(path, content)
+        raise
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except UserError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,102 @@
+"""launch.sh: the ranks of a plan under torchrun.
+
+Fixed text, whole numbers and device names of a few plain characters: no value of a job is ever shell text, as the
+script finds the job in the files beside itself.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainwright.errors import UserError
+from trainwright.launch.files.accelerate import MULTI_NODE, SINGLE_NODE
+from trainwright.launch.files.nodes import Nodes
+from trainwright.plan.layout import Layout
+
+LAUNCH_SH = "launch.sh"
+_DEVICES = re.compile(r"[A-Za-z0-9][A-Za-z0-9,/:-]*", re.ASCII)
+"""Indices, GPU UUIDs and MIG ids with commas between them."""
+
+
+def launch_script(layout: Layout, nodes: Nodes) -> str:
+    """Return the text of launch.sh.
+
+    Raises:
+        UserError: nodes and layout do not go together, or a device has a name that none can have.
+    """
+    nodes.require(layout)
+    devices = layout.visible_devices
+    if devices is not None and not _DEVICES.fullmatch(devices):
+        raise UserError(f"{devices!r} is no list of GPU indices, UUIDs or MIG ids")
+    parts = [_HEAD, _usage(layout, nodes), _START, _device_lines(layout, devices), _threads(nodes), _OWN_SCRIPT]
+    return "\n".join([*parts, _several(nodes) if nodes.count > 1 else _single(nodes)])
+
+
+_HEAD = "#!/usr/bin/env bash"
+
+_START = """\
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_PROGRESS_BARS=1 CUDA_DEVICE_ORDER=PCI_BUS_ID"""
+
+_OWN_SCRIPT = """\
+(($#)) || set -- -m trainwright.train.under_torchrun "$here\""""
+
+
+def _usage(layout: Layout, nodes: Nodes) -> str:
+    if nodes.count == 1:
+        return f"""\
+# Runs what plan.json beside this file says, in {_counted(layout.ranks, "process", "processes")} on this machine:
+#   bash {LAUNCH_SH}                        started again, it goes on from its last checkpoint
+#   bash {LAUNCH_SH} train.py --epochs 3    a script of your own in place of it, under torchrun alike
+# A script that uses accelerate gets the strategy of the plan from accelerate's own launcher:
+#   accelerate launch --config_file {SINGLE_NODE} train.py
+# Paths in the job count from the folder that this is started in."""
+    return f"""\
+# Runs what plan.json beside this file says on {nodes.count} machines, {nodes.ranks_per_node} ranks each. On each:
+#   NODE_RANK=0 MASTER_ADDR=ADDRESS bash {LAUNCH_SH}                 its own number, the address of number 0
+#   NODE_RANK=0 MASTER_ADDR=ADDRESS bash {LAUNCH_SH} train.py ...    a script of your own in place of it
+# MASTER_PORT is 29500 unless set. Under Slurm (`srun --ntasks-per-node=1 bash {LAUNCH_SH}`) the number is known.
+# A script that uses accelerate gets the strategy of the plan from accelerate's own launcher:
+#   accelerate launch --config_file {MULTI_NODE} --machine_rank 0 --main_process_ip ADDRESS train.py
+# Paths in the job count from the folder that this is started in, and must mean the same on every machine: run folder,
+# data, and data.cache_dir (~/.cache/trainwright) lie on a file system that all of them share."""
+
+
+def _device_lines(layout: Layout, devices: str | None) -> str:
+    if devices is not None:
+        return f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES-{devices}}}"'
+    lines = f"export CUDA_VISIBLE_DEVICES='' DS_ACCELERATOR={layout.device}"
+    return f"{lines} ACCELERATE_USE_CPU=true" if layout.device == "cpu" else lines
+
+
+def _threads(nodes: Nodes) -> str:
+    # torchrun would set 1 for every process, which leaves most cores of a CPU run idle.
+    return f"""\
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+share=$((cores / {nodes.ranks_per_node}))
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((share > 0 ? share : 1))}}\""""
+
+
+def _single(nodes: Nodes) -> str:
+    return f"""\
+exec torchrun --standalone --nproc-per-node={nodes.ranks_per_node} "$@"
+"""
+
+
+def _several(nodes: Nodes) -> str:
+    # The machine that holds the meeting point is named: torchrun finds it by comparing addresses with the host name,
+    # which fails where /etc/hosts gives the name a loopback address (torch 2.13, c10d_rendezvous_backend).
+    return f"""\
+: "${{NODE_RANK:=${{SLURM_NODEID:?set NODE_RANK to the number of this machine, 0 to {nodes.count - 1}}}}}"
+: "${{MASTER_ADDR:?set MASTER_ADDR to the address of machine number 0}}"
+is_host=0
+if [[ $NODE_RANK == 0 ]]; then is_host=1; fi
+exec torchrun --nnodes={nodes.count} --nproc-per-node={nodes.ranks_per_node} \\
+  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:${{MASTER_PORT:-29500}}" --rdzv-conf="is_host=$is_host" \\
+  --rdzv-id="${{SLURM_JOB_ID:-trainwright}}" "$@"
+"""
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

@@ -1,0 +1,79 @@
+"""The model of a job as dimensions: made from scratch, in a local folder, or in the bundled catalogue."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.anatomy import Anatomy, anatomy, read_config
+from trainwright.anatomy.catalog import find
+from trainwright.errors import UserError
+from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """What an estimate needs of a model: its config for the traced step, its anatomy for the closed form."""
+
+    config: dict[str, Any]
+    anatomy: Anatomy
+
+
+@dataclass(frozen=True)
+class NoEstimate:
+    """Why a job cannot be estimated, as a plain sentence."""
+
+    reason: str
+
+
+def model_of(job: Job) -> PlannedModel | NoEstimate:
+    """Return the dimensions of the job's model, or why they are not known."""
+    if job.task not in BUILT_IN_TASKS:
+        return NoEstimate(f"what a step of the task `{job.task}` computes is not known")
+    try:
+        raw = _from_scratch(job) if job.model.from_scratch is not None else _named(str(job.model.name))
+        if raw is None:
+            return NoEstimate(
+                f"the dimensions of `{job.model.name}` are not in the catalogue; name a folder with its config.json"
+            )
+        from_scratch = job.model.from_scratch is not None
+        return PlannedModel(raw, anatomy(read_config(raw, from_scratch=from_scratch)))
+    except UserError as error:
+        return NoEstimate(error.message)
+
+
+def _named(name: str) -> dict[str, Any] | None:
+    if (config := Path(name) / "config.json").is_file():
+        try:
+            content = json.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{config} is no JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{config} holds no JSON object")
+        return content
+    entry = find(name)
+    return None if entry is None else dict(entry.config)
+
+
+def _from_scratch(job: Job) -> dict[str, Any]:
+    asked = job.model.from_scratch
+    assert asked is not None
+    return {"model_type": asked.architecture, "vocab_size": _vocabulary(job), **asked.dimensions}
+
+
+def _vocabulary(job: Job) -> int:
+    tokenizer = job.model.tokenizer
+    if isinstance(tokenizer, TrainTokenizer):
+        return tokenizer.vocab_size
+    assert tokenizer is not None, "a model from scratch has a tokenizer"
+    file = Path(tokenizer) / "tokenizer.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        words = content["model"]["vocab"]
+        added = {entry["id"] for entry in content.get("added_tokens", ())}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"the size of the vocabulary is not known: {file} cannot be read") from None
+    ids = set(words.values()) if isinstance(words, dict) else set(range(len(words)))
+    return len(ids | added)

@@ -1,0 +1,125 @@
+"""All sensible layouts of a Job on some devices: what the job leaves open is tried, what it says is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainwright.hardware.inventory import Device
+from trainwright.job.schedule import effective_batch
+from trainwright.job.schema import Job
+
+ZERO = ("zero1", "zero2", "zero3")
+SIMPLEST_FIRST = ("single", "ddp", "fsdp2", *ZERO)
+OFFLOADS = ("none", "optimizer", "optimizer+parameters")
+MOST_MICRO_STEPS = 1024
+"""Micro-batches of one optimizer step that are still tried; further ones only cost time."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How ranks share the work, and what they keep in host memory."""
+
+    strategy: str
+    offload: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Micro-batch and accumulation of a global batch on some ranks."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+
+
+def device_sets(devices: Sequence[Device], count: int | None = None) -> list[tuple[Device, ...]]:
+    """Return the sets worth comparing: 1, 2, 3, 4, 6, 8, ... of each model, whole nodes, and all devices together.
+
+    With `count`, only sets of that size; devices that differ are mixed only where no model alone has enough.
+    """
+    kinds: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
+        kinds.setdefault((device.name, str(device.memory_total_bytes)), []).append(device)
+    found: dict[tuple[Device, ...], None] = {}
+    for alike in kinds.values():
+        nodes = sorted({device.node for device in alike})
+        on_first = [device for device in alike if device.node == nodes[0]]
+        for size in range(1, len(on_first) + 1):
+            if size <= 4 or size % 2 == 0 or size in (len(on_first), count):
+                found[tuple(on_first[:size])] = None
+        for number in range(2, len(nodes) + 1):
+            found[tuple(device for device in alike if device.node in nodes[:number])] = None
+    if count is None:
+        found[tuple(devices)] = None
+        return list(found)
+    sized = [chosen for chosen in found if len(chosen) == count]
+    return sized or [tuple(devices[:count])]
+
+
+def sharings(job: Job, ranks: int, kind: str) -> list[Sharing]:
+    """Return the strategies and offloads that the job allows on `ranks`, the simplest first."""
+    asked, offload = job.resources.strategy, job.resources.offload
+    if asked != "auto":
+        strategies: Sequence[str] = (asked,)
+    elif offload != "none":
+        strategies = ("zero2", "zero3") if offload == "optimizer" else ("zero3",)
+    elif ranks == 1:
+        strategies = ("single", "zero3")
+    else:
+        strategies = ("ddp", "fsdp2", "zero2", "zero3")
+    found = []
+    for strategy in strategies:
+        if asked == "auto" and not _suits(job, strategy):
+            continue
+        offloads = [offload] if offload != "none" or kind != "cuda" or not strategy.startswith("zero") else OFFLOADS
+        for kept in offloads:
+            pointless = asked == "auto" and strategy == "zero3" and ranks == 1 and kept == "none"
+            impossible = kept == "optimizer+parameters" and strategy != "zero3"
+            if not (pointless or impossible) and (kept == "none" or _suits(job, "zero3")):
+                found.append(Sharing(strategy, kept))
+    return found
+
+
+def _suits(job: Job, strategy: str) -> bool:
+    """Whether a strategy that nobody asked for trains this job as any other would."""
+    if job.train.optim != "adamw":
+        return strategy in ("single", "ddp")
+    return not (strategy in ZERO and job.method.type == "qlora")
+
+
+def global_batch(job: Job, given: frozenset[str], ranks: int) -> int:
+    """Return the examples of an optimizer step: the job's, or what a given micro-batch and accumulation make of it."""
+    train = job.train
+    micro, accumulation = train.micro_batch_size, train.gradient_accumulation_steps
+    if micro != "auto" and accumulation != "auto" and "train.global_batch_size" not in given:
+        return effective_batch(micro, accumulation, ranks)
+    return train.global_batch_size
+
+
+def batches(job: Job, total: int, ranks: int) -> list[Batch]:
+    """Return the ways to make a global batch of `total` on `ranks`, the largest micro-batch first."""
+    train = job.train
+    share = math.ceil(total / ranks)
+    if train.micro_batch_size != "auto":
+        micro_sizes = [train.micro_batch_size]
+    elif train.gradient_accumulation_steps != "auto":
+        micro_sizes = [math.ceil(share / train.gradient_accumulation_steps)]
+    else:
+        micro_sizes = list(_micro_sizes(share))
+    found = []
+    for micro in micro_sizes:
+        steps = math.ceil(total / (micro * ranks))
+        accumulation = train.gradient_accumulation_steps
+        found.append(Batch(micro, steps if accumulation == "auto" else accumulation))
+    return found
+
+
+def _micro_sizes(share: int) -> Iterator[int]:
+    """Sizes that divide a rank's share evenly, and where those are far apart, halves rounded up."""
+    sizes = {share // steps for steps in range(1, min(share, MOST_MICRO_STEPS) + 1) if share % steps == 0}
+    half = share
+    while half > 1:
+        sizes.add(half)
+        half = math.ceil(half / 2)
+    yield from sorted(sizes | {1}, reverse=True)

@@ -1,0 +1,248 @@
+"""Every sensible layout with its estimate, and their order by the goal asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from trainwright.estimate.calibration import Calibration
+from trainwright.estimate.closed import memory
+from trainwright.estimate.host import host_memory
+from trainwright.estimate.measured_runs import Kind, gpu_model, kind_of
+from trainwright.estimate.request import Request
+from trainwright.hardware.inventory import Device, Host
+from trainwright.hardware.local import cuda_environment
+from trainwright.hardware.precision import PrecisionChoice, choose_precision
+from trainwright.job.schema import Job
+from trainwright.plan.estimates import (
+    Amount,
+    Cards,
+    Estimate,
+    request_of,
+    why_too_big,
+    why_too_big_for_host,
+    with_time,
+)
+from trainwright.plan.layout import Layout
+from trainwright.plan.model import PlannedModel
+from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST, Batch, Sharing, batches, global_batch, sharings
+
+Goal = Literal["soonest", "fastest", "cheapest", "fewest-gpus"]
+GOALS: tuple[str, ...] = get_args(Goal)
+
+EVAL_FACTOR = 3
+"""Evaluation keeps no gradients, so it takes three times the micro-batch where that fits (S2-22)."""
+BATCHES_TIMED = 3
+"""Of the micro-batches that fit, the largest ones whose time is compared."""
+SAME_TIME = 0.03
+"""Times this near each other count as equal: estimates are not finer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A layout on certain devices with its estimate; `why_not` says why it cannot be taken."""
+
+    layout: Layout
+    devices: tuple[Device, ...]
+    request: Request
+    kind: Kind
+    estimate: Estimate
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a search: the job and which of its keys were given, its model, the host, how much data.
+
+    `calibration` holds what earlier runs on this machine measured.
+    """
+
+    job: Job
+    given: frozenset[str]
+    model: PlannedModel
+    host: Host
+    amount: Amount
+    calibration: Calibration
+
+
+def weakest_precision(job: Job, devices: Sequence[Device]) -> PrecisionChoice:
+    """Return the precision that all devices can do."""
+    choices = [choose_precision(device, job.resources.precision) for device in devices]
+    return min(choices, key=lambda choice: ("fp32", "fp16", "bf16").index(choice.value))
+
+
+def search(question: Question, device_sets: Iterable[tuple[Device, ...]], goal: Goal) -> list[Candidate]:
+    """Return a candidate for every way to share the work on every set of devices, best first, those that fail last."""
+    found = [candidate for devices in device_sets for candidate in _on(question, devices)]
+    return sorted(found, key=lambda candidate: _order(candidate, goal))
+
+
+def _on(question: Question, devices: tuple[Device, ...]) -> Iterator[Candidate]:
+    job, kind, ranks = question.job, devices[0].kind, len(devices)
+    total = global_batch(job, question.given, ranks)
+    if ranks > total:
+        return
+    asked = job.train.gradient_checkpointing
+    for sharing in sharings(job, ranks, kind):
+        for checkpointing in (False, True) if asked == "auto" else (asked,):
+            base = _layout(question, devices, sharing, total, checkpointing)
+            yield from _batches(question, devices, base, batches(job, total, ranks))
+
+
+def _layout(
+    question: Question, devices: tuple[Device, ...], sharing: Sharing, total: int, checkpointing: bool
+) -> Layout:
+    first = batches(question.job, total, len(devices))[0]
+    kind = devices[0].kind
+    return Layout(
+        device=kind,
+        visible_devices=visible_devices(devices),
+        ranks=len(devices),
+        strategy=sharing.strategy,
+        precision=weakest_precision(question.job, devices).value,
+        offload=sharing.offload,
+        global_batch_size=total,
+        micro_batch_size=first.micro_batch_size,
+        gradient_accumulation_steps=first.gradient_accumulation_steps,
+        eval_batch_size=_eval_batch(question.job, first.micro_batch_size, EVAL_FACTOR),
+        gradient_checkpointing=checkpointing,
+    )
+
+
+def visible_devices(devices: Sequence[Device]) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of the ranks on one node, None off CUDA."""
+    if devices[0].kind != "cuda":
+        return None
+    return cuda_environment([device for device in devices if device.node == devices[0].node])["CUDA_VISIBLE_DEVICES"]
+
+
+def _batches(question: Question, devices: tuple[Device, ...], base: Layout, sizes: list[Batch]) -> Iterator[Candidate]:
+    """Time the largest micro-batches that fit; where none does, say what the smallest would need."""
+    request = request_of(question.job, question.model, base, devices)
+    cards = Cards.of(devices)
+    kind = kind_of(
+        (gpu_model(device) for device in devices),
+        strategy=base.strategy,
+        method=question.job.method.type,
+        precision=base.precision,
+    )
+    low, high = 0, len(sizes)
+    tried: dict[int, Candidate] = {}
+
+    def at(index: int) -> Candidate:
+        if index not in tried:
+            tried[index] = _candidate(question, devices, cards, kind, base, request, sizes[index])
+        return tried[index]
+
+    while low < high:
+        middle = (low + high) // 2
+        if at(middle).why_not is None:
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(sizes):
+        yield at(len(sizes) - 1)
+        return
+    for index in range(low, min(low + BATCHES_TIMED, len(sizes))):
+        yield _timed(question, at(index))
+
+
+def _candidate(
+    question: Question,
+    devices: tuple[Device, ...],
+    cards: Cards,
+    kind: Kind,
+    base: Layout,
+    request: Request,
+    size: Batch,
+) -> Candidate:
+    job = question.job
+    micro, accumulation = size.micro_batch_size, size.gradient_accumulation_steps
+    found: Candidate | None = None
+    for factor in range(EVAL_FACTOR, 0, -1):
+        evaluation = _eval_batch(job, micro, factor)
+        layout = dataclasses.replace(
+            base,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            eval_batch_size=evaluation,
+        )
+        asked = dataclasses.replace(
+            request,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            evaluation_batch_size=None if request.evaluation_batch_size is None else evaluation,
+        )
+        found = _with_memory(question, devices, cards, kind, layout, asked)
+        evaluation_is_too_big = (
+            found.why_not and why_too_big(found.estimate.memory.device_bytes, cards.capacity) is None
+        )
+        if not evaluation_is_too_big or job.eval.batch_size != "auto":
+            break
+    assert found is not None
+    return found
+
+
+def _with_memory(
+    question: Question, devices: tuple[Device, ...], cards: Cards, kind: Kind, layout: Layout, request: Request
+) -> Candidate:
+    anatomy = question.model.anatomy
+    first = memory(anatomy, request, cards.tightest)
+    step, basis = question.calibration.memory(first, kind)
+    estimate = Estimate(memory=step, memory_basis=basis, first_memory=first, capacity=cards.capacity, host=None)
+    why_not = why_too_big(estimate.peak_bytes, cards.capacity)
+    if why_not is None:
+        host = host_memory(anatomy, request, cards.ranks_on_node, step=step, merge=question.job.method.merge)
+        estimate = dataclasses.replace(estimate, host=host)
+        why_not = why_too_big_for_host(question.job, host, question.host)
+    return Candidate(layout=layout, devices=devices, request=request, kind=kind, estimate=estimate, why_not=why_not)
+
+
+def _timed(question: Question, candidate: Candidate) -> Candidate:
+    estimate = with_time(
+        candidate.estimate,
+        question.job,
+        question.model.anatomy,
+        candidate.request,
+        candidate.devices,
+        question.amount,
+        question.calibration,
+        candidate.kind,
+    )
+    return dataclasses.replace(candidate, estimate=estimate)
+
+
+def _eval_batch(job: Job, micro: int, factor: int) -> int:
+    return factor * micro if job.eval.batch_size == "auto" else job.eval.batch_size
+
+
+def _order(candidate: Candidate, goal: Goal) -> tuple[object, ...]:
+    """Feasible before infeasible, then the goal, then the simpler and smaller of what is equal."""
+    layout, estimate, count = candidate.layout, candidate.estimate, len(candidate.devices)
+    simplicity = (
+        SIMPLEST_FIRST.index(layout.strategy),
+        OFFLOADS.index(layout.offload),
+        layout.gradient_checkpointing,
+        estimate.memory.device_bytes,
+        layout.visible_devices or "",
+    )
+    if candidate.why_not is not None:
+        return (1, estimate.memory.device_bytes, count, *simplicity)
+    if estimate.time is None:
+        # Nothing is known of the speed: all devices, as the user offered them, and the simplest way to use them.
+        return (0, 1, count if goal == "fewest-gpus" else -count, *simplicity)
+    step_s = estimate.time.step_s
+    wanted: dict[str, tuple[int, ...]] = {
+        "soonest": (_rounded(step_s), count),
+        "fastest": (_rounded(step_s), count),
+        "cheapest": (_rounded(step_s * count), _rounded(step_s)),
+        "fewest-gpus": (count, _rounded(step_s)),
+    }
+    return (0, 0, *wanted[goal], *simplicity)
+
+
+def _rounded(seconds: float) -> int:
+    return round(math.log(seconds) / math.log1p(SAME_TIME))

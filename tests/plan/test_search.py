@@ -1,0 +1,176 @@
+"""The search: every sensible layout, the goals, what is rejected and what would fit instead."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import planned, told
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.inventory import parse_inventory
+from trainwright.job.schema import Job
+from trainwright.plan.choose import Wish, choose
+from trainwright.plan.options import batches, device_sets
+
+JOB = """\
+name: qwen
+model: {name: Qwen/Qwen2.5-7B-Instruct}
+data: {path: train.jsonl, max_length: 2048}
+method: {type: lora, r: 16}
+train: {global_batch_size: 64}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def test_goals_choose_differently(job: str) -> None:
+    """Fastest takes all cards, fewest-gpus the least that fit, cheapest no more GPU-hours than either."""
+    gpus = "rtx-3060-12gb:8,host=128gib"
+    by_goal = {goal: planned(job, gpus, goal=goal, samples=10_000) for goal in ("fastest", "cheapest", "fewest-gpus")}
+    times = {goal: plan.estimate.time.step_s for goal, plan in by_goal.items() if plan.estimate and plan.estimate.time}
+    hours = {g: plan.estimate.run.gpu_hours for g, plan in by_goal.items() if plan.estimate and plan.estimate.run}
+    counts = {goal: plan.layout.ranks for goal, plan in by_goal.items()}
+    assert times["fastest"] == min(times.values())
+    assert hours["cheapest"] == min(hours.values())
+    assert counts["fewest-gpus"] == min(counts.values())
+    fewest = by_goal["fewest-gpus"].layout
+    assert fewest.ranks > 1 or fewest.offload == "optimizer+parameters", "7B in bf16 is more than 12 GB"
+
+
+def test_the_model_is_sharded_only_where_it_must_be(job: str) -> None:
+    assert planned(job, "a100-80gb:2", "train.micro_batch_size=1").layout.strategy == "ddp"
+    sharded = planned(job, "rtx-3060-12gb:4,host=128gib")
+    assert sharded.layout.strategy in ("fsdp2", "zero3")
+    assert "ddp needs" in sharded.choices["resources.strategy"].reason
+
+
+def test_checkpointing_and_micro_batch_follow_the_memory(job: str) -> None:
+    """On a large card nothing is computed twice; on a small one checkpointing is on, with the figures as the reason."""
+    large, small = planned(job, "h200:1"), planned(job, "rtx-4090:1")
+    assert not large.layout.gradient_checkpointing and small.layout.gradient_checkpointing
+    assert large.layout.micro_batch_size > small.layout.micro_batch_size
+    assert re.search(r"needs \d+\.\d GiB, 23\.5 there are", small.choices["train.gradient_checkpointing"].reason)
+
+
+def test_what_the_user_gave_is_kept(job: str) -> None:
+    kept = ("train.micro_batch_size=2", "resources.strategy=fsdp2", "train.gradient_checkpointing=true")
+    layout = planned(job, "a100-80gb:4", *kept).layout
+    assert (layout.micro_batch_size, layout.strategy, layout.gradient_checkpointing) == (2, "fsdp2", True)
+
+
+def test_every_plan_says_what_was_rejected_with_the_figures(job: str) -> None:
+    text = told(job, "rtx-3060-12gb:4,host=128gib")
+    rejected = text[text.index("Does not fit") :]
+    assert re.search(r"NVIDIA GeForce RTX 3060 12 GB, ddp: needs \d+\.\d GiB, 1\d\.\d there are", rejected)
+
+
+def test_the_plan_fits_with_room_to_spare(job: str) -> None:
+    for gpus in ("rtx-3060-12gb:8,host=128gib", "rtx-4090:2", "a100-40gb:1", "h100:8"):
+        plan = planned(job, gpus)
+        assert plan.estimate is not None and plan.estimate.capacity is not None
+        assert plan.estimate.peak_bytes <= 0.95 * plan.estimate.capacity.total_bytes
+
+
+def test_nothing_fits_names_the_nearest_changes(job: str) -> None:
+    """Exit 3 with three changes, each with its predicted memory, and each of them does fit."""
+    with pytest.raises(UserError) as caught:
+        planned(job, "rtx-3090:2,host=64gib", "method.type=full")
+    error = caught.value
+    assert error.exit_code is ExitCode.NO_PLAN_FITS
+    assert len(error.hints) == 3
+    assert all(re.search(r": \d+\.\d of \d+\.\d GiB", hint) for hint in error.hints)
+    assert any("needs" in problem and "there are" in problem for problem in error.problems)
+    overrides = [word for hint in error.hints for word in re.findall(r"\((method\.\S+)\)", hint)]
+    assert overrides
+    for override in overrides:
+        assert planned(job, "rtx-3090:2,host=64gib", override).estimate is not None
+
+
+def test_a_given_micro_batch_that_is_too_large_is_answered_with_one_that_fits(job: str) -> None:
+    with pytest.raises(UserError) as caught:
+        planned(job, "a100-40gb:1", "train.micro_batch_size=64")
+    hint = next(hint for hint in caught.value.hints if "train.micro_batch_size=" in hint)
+    size = re.search(r"train\.micro_batch_size=(\d+)", hint)
+    assert size is not None
+    again = planned(job, "a100-40gb:1", f"train.micro_batch_size={size[1]}", "train.gradient_checkpointing=true")
+    assert again.layout.micro_batch_size == int(size[1])
+
+
+def test_host_memory_rejects_too(job: str) -> None:
+    """S2-15, S2-16: a node whose memory cannot hold what the ranks keep there."""
+    with pytest.raises(UserError) as caught:
+        planned(job, "rtx-4090:2,host=4gib")
+    assert any("host memory" in problem for problem in caught.value.problems)
+
+
+def test_a_mixed_node_uses_the_cards_that_are_fastest_together(job: str) -> None:
+    """S0-08: two A100s alone beat two A100s that wait for two V100s."""
+    plan = planned(job, "a100-80gb:2,v100-32gb:2")
+    assert {device.name for device in plan.devices} == {"NVIDIA A100 SXM 80 GB"}
+    assert plan.layout.visible_devices == "0,1"
+
+
+def test_training_takes_all_gpus_it_was_given_unless_fewer_are_much_faster(job: str) -> None:
+    loaded = Job.model_validate(
+        {
+            "name": "x",
+            "model": {"name": "Qwen/Qwen2.5-0.5B"},
+            "data": {"path": "d.jsonl"},
+            "train": {"global_batch_size": 64},
+        }
+    )
+    devices = parse_inventory("a100-80gb:4").usable
+    assert choose(loaded, (), devices, Wish(may_leave_idle=True))[1].layout.ranks == 4
+
+
+def test_a_layout_of_an_earlier_attempt_is_taken_again_while_it_fits() -> None:
+    loaded = Job.model_validate({"name": "x", "model": {"name": "Qwen/Qwen2.5-0.5B"}, "data": {"path": "d.jsonl"}})
+    devices = parse_inventory("a100-80gb:2").usable
+    ranked = choose(loaded, (), devices)[1].ranked
+    other = next(candidate for candidate in ranked[1:] if candidate.why_not is None)
+    assert choose(loaded, (), devices, Wish(keep=other.layout))[1].layout == other.layout
+
+
+def test_the_same_question_gives_the_same_bytes(job: str) -> None:
+    first, second = (json.dumps(planned(job, "a100-80gb:2,v100-32gb:2").to_json()) for _ in range(2))
+    assert first == second
+
+
+def test_unknown_models_are_planned_by_rule_and_say_so(job: str) -> None:
+    text = told(job, "rtx-4090:2", "model.name=nobody/has-this")
+    assert "Not estimated: the dimensions of `nobody/has-this` are not in the catalogue" in text
+
+
+@given(
+    total=st.integers(1, 300),
+    ranks=st.integers(1, 16),
+    micro=st.one_of(st.just("auto"), st.integers(1, 40)),
+)
+def test_every_batch_makes_the_global_batch(total: int, ranks: int, micro: int | str) -> None:
+    """The global batch is kept on any number of ranks, with no micro-step too many."""
+    job = Job.model_validate(
+        {"name": "x", "model": {"name": "m"}, "train": {"global_batch_size": total, "micro_batch_size": micro}}
+    )
+    for batch in batches(job, total, ranks):
+        size, steps = batch.micro_batch_size, batch.gradient_accumulation_steps
+        assert size * steps * ranks >= total > size * (steps - 1) * ranks
+
+
+@given(st.lists(st.sampled_from(["a100-80gb", "v100-32gb", "rtx-4090"]), min_size=1, max_size=6))
+def test_device_sets_are_of_devices_that_are_there(models: list[str]) -> None:
+    devices = parse_inventory(",".join(models)).usable
+    sets = device_sets(devices)
+    assert devices in sets
+    assert all(set(chosen) <= set(devices) and len(set(chosen)) == len(chosen) for chosen in sets)
+    for count in range(1, len(devices) + 1):
+        assert all(len(chosen) == count for chosen in device_sets(devices, count))
