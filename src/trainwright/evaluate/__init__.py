@@ -1,0 +1,1 @@
+"""Question answering on many GPUs: questions, policies that decide when to retrieve, scoring and results."""

@@ -1,0 +1,137 @@
+"""The two results files of the guide, and the table that it prints: keys and columns are its own, ours come after."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.evaluate.metrics import Comparison, Record, by_difficulty, compare, metrics
+from trainwright.evaluate.policies import Fixed, Strategy
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a results file says of the run as a whole."""
+
+    timestamp: str
+    """ISO 8601."""
+    model: str
+    gpu_mode: str
+    gpu_ids: tuple[int, ...]
+    difficulty: str
+    seed: int
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further facts that are worth keeping: the decision process, the retriever, baselines, doubles."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A strategy with its results lines, in the order of the questions."""
+
+    strategy: Strategy
+    records: Sequence[Record]
+
+
+def run_document(heading: Heading, outcome: Outcome) -> dict[str, Any]:
+    """Return the results file of one strategy."""
+    return {
+        **_top(heading),
+        "config": _config(heading, len(outcome.records)),
+        "metrics": _figures(outcome.records),
+        "results": list(outcome.records),
+        "strategy": outcome.strategy.name,
+        **heading.extra,
+    }
+
+
+def comparison_document(heading: Heading, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the results file of several strategies on the same questions; the first is compared with each other."""
+    first, second = outcomes[0], outcomes[1]
+    fixed = [outcome.strategy.policy.k for outcome in outcomes if isinstance(outcome.strategy.policy, Fixed)]
+    families = Counter(outcome.strategy.family for outcome in outcomes)
+    names = [
+        outcome.strategy.family if families[outcome.strategy.family] == 1 else outcome.strategy.slug
+        for outcome in outcomes
+    ]
+    comparisons = compare_all(outcomes, seed=heading.seed)
+    return {
+        **_top(heading),
+        "config": {**_config(heading, len(first.records)), "fixed_k": fixed[0] if fixed else None},
+        **{
+            f"{name}_strategy": {**_figures(outcome.records), "results": list(outcome.records)}
+            for name, outcome in zip(names, outcomes, strict=True)
+        },
+        "improvement": {
+            "accuracy": metrics(first.records).accuracy - metrics(second.records).accuracy,
+            "cost": metrics(first.records).avg_cost - metrics(second.records).avg_cost,
+        },
+        "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
+        **heading.extra,
+    }
+
+
+def compare_all(outcomes: Sequence[Outcome], *, seed: int) -> list[Comparison]:
+    """Return the first outcome compared with each of the others."""
+    return [compare(outcomes[0].records, other.records, seed=seed) for other in outcomes[1:]]
+
+
+def table(outcomes: Sequence[Outcome], *, seed: int) -> str:
+    """Return the guide's table of results in plain text, with what makes its figures worth trusting below."""
+    rows = [("Strategy", "Accuracy", "Avg Cost", "Avg Iterations", "Unparsable", "95 % interval")]
+    for outcome in outcomes:
+        found = metrics(outcome.records)
+        rows.append(
+            (
+                outcome.strategy.name,
+                f"{found.accuracy:.1%} ({found.correct}/{found.questions})",
+                f"{found.avg_cost:.3f}",
+                f"{found.avg_iterations:.2f}",
+                str(found.unparsable),
+                f"{found.accuracy_low:.1%} - {found.accuracy_high:.1%}",
+            )
+        )
+    comparisons = compare_all(outcomes, seed=seed)
+    if comparisons:
+        best = comparisons[0]
+        improvement = ("Improvement", f"{best.accuracy.mean:+.1%}", f"{best.cost.mean:+.3f}", f"{best.iterations:+.2f}")
+        rows.append((*improvement, "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    rule = "-" * max(map(len, lines))
+    title = "COMPARISON RESULTS" if comparisons else "RESULTS"
+    body = [title, lines[0], rule, *lines[1 : len(outcomes) + 1]]
+    if comparisons:
+        body += [rule, lines[-1], *map(_sentence, comparisons)]
+    return "\n".join(body)
+
+
+def _sentence(comparison: Comparison) -> str:
+    accuracy, cost = comparison.accuracy, comparison.cost
+    return (
+        f"{comparison.first} against {comparison.second}: accuracy {accuracy.mean:+.1%} "
+        f"[{accuracy.low:+.1%}, {accuracy.high:+.1%}], McNemar p = {comparison.p:.3g}; "
+        f"cost {cost.mean:+.3f} [{cost.low:+.3f}, {cost.high:+.3f}]"
+    )
+
+
+def _top(heading: Heading) -> dict[str, Any]:
+    return {
+        "timestamp": heading.timestamp,
+        "model": heading.model,
+        "gpu_mode": heading.gpu_mode,
+        "gpu_ids": list(heading.gpu_ids),
+    }
+
+
+def _config(heading: Heading, questions: int) -> dict[str, Any]:
+    return {"n_questions": questions, "difficulty": heading.difficulty, "seed": heading.seed}
+
+
+def _figures(records: Sequence[Record]) -> dict[str, Any]:
+    found = dataclasses.asdict(metrics(records))
+    first = {key: found.pop(key) for key in ("accuracy", "avg_cost", "avg_iterations")}
+    groups = {name: dataclasses.asdict(group) for name, group in by_difficulty(records).items()}
+    return {**first, **found, "by_difficulty": groups}

@@ -1,0 +1,1 @@
+"""Benchmarks: reading questions, naming the bad ones, choosing which to ask."""

@@ -1,0 +1,131 @@
+"""Policies spelled as text: `mdp`, `mdp:spec`, `fixed:3`, `threshold:0.8`, `random`, `module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.evaluate.mdp import PRESETS, Process, preset
+from trainwright.evaluate.policies import (
+    EvenChance,
+    Fixed,
+    Greedy,
+    Policy,
+    RetrieveUntil,
+    Strategy,
+    TwoThresholds,
+)
+from trainwright.evaluate.solving import Solution, solve
+
+SPELLINGS: Mapping[str, str] = {
+    "mdp[:SET]": "the best action of the decision process, or of a named parameter set",
+    "thresholds[:SET]": "the two thresholds read off its solution",
+    "threshold:U": "retrieve below U, then answer",
+    "threshold:U,V": "retrieve below U, reason below V, then stop",
+    "fixed:K": "K retrievals, one reasoning",
+    "always-retrieve": "retrieve until theta*, then answer",
+    "always-reason": "reason until theta*",
+    "no-retrieval": "one reasoning, nothing else",
+    "random": "retrieve or reason with even chances until theta*",
+    "MODULE:CLASS": "a class of your own, made with the process, with a method act(state)",
+}
+"""Every spelling with what it does, for help texts."""
+
+
+def strategy(name: str, process: Process) -> Strategy:
+    """Return the strategy that `name` spells; `process` gives U its steps unless the name has its own set.
+
+    Raises:
+        UserError: there is no such policy, or its parameter is not one.
+    """
+    family, _, parameter = name.partition(":")
+    if family in _SOLVED:
+        if parameter and family not in _WITH_SETS:
+            raise _unusable(name, f"{family} takes no parameter")
+        own = preset(parameter) if parameter else process
+        solution = solve(own)
+        return Strategy(name, _SOLVED[family](solution), own, solution)
+    if family in _PLAIN:
+        return Strategy(name, _PLAIN[family](name, parameter), process)
+    if parameter:
+        return Strategy(name, _own(family, parameter, process), process)
+    known = [spelling.partition("[")[0].partition(":")[0] for spelling in SPELLINGS]
+    near = difflib.get_close_matches(family, known, n=1)
+    hints = [f"did you mean {near[0]}?"] if near else []
+    raise UserError(
+        f"there is no policy {name!r}",
+        hints=[*hints, f"policies: {', '.join(SPELLINGS)}", f"parameter sets: {', '.join(PRESETS)}"],
+    )
+
+
+def _fixed(name: str, parameter: str) -> Policy:
+    if not (parameter.isascii() and parameter.isdigit()):
+        raise _unusable(name, "write the number of retrievals, as in fixed:3")
+    return Fixed(int(parameter))
+
+
+def _threshold(name: str, parameter: str) -> Policy:
+    try:
+        numbers = [float(part) for part in parameter.split(",")]
+    except ValueError:
+        numbers = []
+    ascending = numbers == sorted(numbers) and all(math.isfinite(u) and 0 <= u <= 1 for u in numbers)
+    if len(numbers) not in (1, 2) or not ascending:
+        raise _unusable(name, "write one threshold, or two that ascend, in [0, 1]: threshold:0.8, threshold:0.5,0.9")
+    return RetrieveUntil(numbers[0]) if len(numbers) == 1 else TwoThresholds(*numbers)
+
+
+def _no_retrieval(name: str, parameter: str) -> Policy:
+    if parameter:
+        raise _unusable(name, "no-retrieval takes no parameter")
+    return Fixed(0)
+
+
+def _own(module: str, name: str, process: Process) -> Policy:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # Only the module itself: what is missing inside it is the module's own trouble, with its own traceback.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"the policy {module}:{name} cannot be imported: there is no module {error.name}",
+            hints=[f"put its folder on PYTHONPATH, or write a policy of ours: {', '.join(SPELLINGS)}"],
+            exit_code=ExitCode.MISSING,
+        ) from error
+    made = getattr(sys.modules[module], name, None)
+    if not callable(made) or not callable(getattr(made, "act", None)):
+        raise UserError(
+            f"the module {module} has no class {name} with a method act(state)",
+            hints=["a policy is a class made with the process, with act(state) returning an action"],
+        )
+    policy: Policy = made(process)
+    return policy
+
+
+def _unusable(name: str, problem: str) -> UserError:
+    return UserError(f"the policy {name!r} cannot be used", problems=[problem])
+
+
+def _thresholds(solution: Solution) -> Policy:
+    found = solution.thresholds()
+    return TwoThresholds(found.theta_cont, found.theta_star)
+
+
+_WITH_SETS = ("mdp", "thresholds")
+_SOLVED: Mapping[str, Callable[[Solution], Policy]] = {
+    "mdp": Greedy,
+    "thresholds": _thresholds,
+    "always-retrieve": lambda solution: RetrieveUntil(solution.thresholds().theta_star),
+    "always-reason": lambda solution: TwoThresholds(0.0, solution.thresholds().theta_star),
+    "random": lambda solution: EvenChance(solution.thresholds().theta_star),
+}
+_PLAIN: Mapping[str, Callable[[str, str], Policy]] = {
+    "fixed": _fixed,
+    "threshold": _threshold,
+    "no-retrieval": _no_retrieval,
+}
