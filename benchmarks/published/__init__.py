@@ -1,0 +1,1 @@
+"""Published measurements as requests: one module a source, what the rows share, memory and time."""
