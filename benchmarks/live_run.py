@@ -139,8 +139,10 @@ class LiveRun:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.launcher.pid).children():
                 with contextlib.suppress(psutil.Error):
-                    if "trainwright.train" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                        ranks[int(process.environ()["RANK"])] = process
+                    # A process that is just being started has the command line already, and no environment yet.
+                    rank = process.environ().get("RANK") if "trainwright.train" in process.cmdline() else None
+                    if rank is not None and process.status() != psutil.STATUS_ZOMBIE:
+                        ranks[int(rank)] = process
         return [ranks[rank] for rank in sorted(ranks)]
 
     def staging(self) -> list[str]:

@@ -259,7 +259,9 @@ def test_several_processes_may_append(tmp_path: Path, data_dir: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", script, str(f.path), str(data_dir)]) for f in folders]
     assert [writer.wait() for writer in writers] == [0] * 4
     assert {run.run_id for run in stored_runs(data_dir)} == {folder.run_id for folder in folders}
-    assert len((data_dir / "calibration.jsonl").read_text().splitlines()) == 200
+    # Who sees a line half written by another begins a new one: an empty line may lie between, nothing is torn.
+    lines = (data_dir / "calibration.jsonl").read_text().splitlines()
+    assert len([json.loads(line) for line in lines if line]) == 200
 
 
 def test_the_file_does_not_grow_without_end(tmp_path: Path, data_dir: Path) -> None:

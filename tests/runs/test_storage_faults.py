@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import resource
 import time
 from collections.abc import Callable
@@ -115,6 +117,25 @@ def test_a_fault_that_passes_is_retried_with_one_warning(strace: Strace, tmp_pat
     warnings = done.stderr.splitlines()
     assert len(warnings) == 1 and "saving checkpoint-20 failed (Input/output error" in warnings[0], warnings
     verify(folder.checkpoint_dir(20), folder.run_id)
+
+
+def test_a_log_on_the_same_full_disk_does_not_end_the_tries(
+    waits_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C04: the warning cannot be written either; the second try is made all the same."""
+    tries = iter([OSError(errno.ENOSPC, "No space left on device"), None])
+
+    def write() -> str:
+        if (error := next(tries)) is not None:
+            raise error
+        return "written"
+
+    # What the buffer holds can never be written, so closing it fails too.
+    with contextlib.suppress(OSError), Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        assert retry_storage(write, "saving checkpoint-20", path=Path.cwd()) == "written"
+    assert next(tries, "both tries were made") == "both tries were made"
+    assert len(waits_s) == 1
 
 
 def test_a_fault_that_stays_is_reported_within_ten_seconds(strace: Strace, tmp_path: Path) -> None:

@@ -166,13 +166,22 @@ def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_been(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
     """S10, M08, G5: each rank is killed once; the launcher says which and by what, guesses nothing, and goes on."""
-    folder = dropout_job(tmp_path, checkpoint={"every": "5 steps"})
+    asleep = tmp_path / "asleep"
+    asleep.touch()
+    folder = dropout_job(
+        tmp_path,
+        task="faulty_task:Faulty",
+        task_options={"fault": "sleep", "step": 8, "while_file": str(asleep)},
+        checkpoint={"every": "5 steps"},
+    )
     with LiveRun(folder, tmp_path / "runs" / "run", []) as run:
         attempt = 0
         for victim in (1, 0):
             ranks = run.wait_for_ranks(2, after_attempt=attempt)
             attempt = run.attempt
-            run.wait_for("steps", lambda attempt=attempt: run.last_step(attempt) > (run.start_step(attempt) or 0) + 5)
+            run.wait_for("steps", lambda attempt=attempt: run.last_step(attempt) == (run.start_step(attempt) or 0) + 7)
+            if victim == 0:
+                asleep.unlink()
             ranks[victim].kill()
         assert run.end() == 0, run.said
     assert run.said.count("rank 1 was ended by SIGKILL") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -71,6 +72,12 @@ def storage_errno(error: BaseException) -> int | None:
     return None
 
 
+def _warn(line: str) -> None:
+    # A rank's log lies on the same disk: that it is full must not be what ends the tries.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
 def retry_storage(
     operation: Callable[[], Result],
     describe: str,
@@ -79,7 +86,7 @@ def retry_storage(
     needed_bytes: int | None = None,
     clean_up: Callable[[], None] | None = None,
     also: tuple[type[BaseException], ...] = (RuntimeError,),
-    warn: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    warn: Callable[[str], None] = _warn,
 ) -> Result:
     """Return what `operation` returns, after up to three tries when the storage fails for a moment.
 
