@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainwright.demo.data import held_out_questions
 from trainwright.runs.records import read
 from trainwright.runs.writing import read_json
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TRAINWRIGHT = [sys.executable, "-m", "trainwright"]
 
 
@@ -40,13 +42,32 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.slow
-def test_the_model_answers_after_a_stop_and_a_resume(tmp_path: Path) -> None:
-    """Offline, two gloo processes; exit 0 means at least 0.8 exact match on facts that were never trained on."""
-    folder, run_dir = tmp_path / "a folder", tmp_path / "a folder" / "demo"
-    demo = run("demo", "--output-dir", folder, "--seed", "7")
-    assert demo.returncode == 0, demo.stderr
+@dataclass(frozen=True)
+class Demo:
+    """A demo that ran to its end: its folder, and what it said."""
 
+    folder: Path
+    stdout: str
+    stderr: str
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "demo"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """Offline, two gloo processes; exit 0 means at least 0.8 exact match on facts that were never trained on."""
+    folder = tmp_path_factory.mktemp("demo") / "a folder"
+    made = run("demo", "--output-dir", folder, "--seed", "7")
+    assert made.returncode == 0, made.stderr
+    return Demo(folder, made.stdout, made.stderr)
+
+
+@pytest.mark.slow
+def test_the_model_answers_after_a_stop_and_a_resume(demo: Demo) -> None:
+    """Every figure that it prints is that of its answers, and its model is one that transformers loads."""
+    folder, run_dir = demo.folder, demo.run_dir
     answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     with_story = [row for row in answers if row["story"] is not None]
     without = [row for row in answers if row["story"] is None]
@@ -77,6 +98,26 @@ def test_the_model_answers_after_a_stop_and_a_resume(tmp_path: Path) -> None:
         assert tried.returncode == 0, tried.stderr
     assert run("train", folder / "demo.yaml").stdout.split() == str(run_dir / "final_model").split()
     assert not processes_of(folder)
+
+
+@pytest.mark.slow
+def test_retrieval_is_what_the_model_answers_by_and_knowing_when_to_stop_pays(demo: Demo, tmp_path: Path) -> None:
+    """Issue 6, T-19, S3-21, S3-43: near nothing without, more with each retrieval, the MDP above fixed:3 for less."""
+    command = [sys.executable, str(BENCHMARKS / "retrieval_pays.py"), "--json", "--villages", "70"]
+    where = ["--model", str(demo.run_dir / "final_model"), "--folder", str(tmp_path)]
+    evaluated = subprocess.run([*command, *where], capture_output=True, text=True, timeout=500)
+    assert evaluated.returncode == 0, evaluated.stderr
+    found = json.loads(evaluated.stdout)
+
+    def accuracy(policy: str) -> float:
+        return float(found[f"{policy}_strategy"]["accuracy"])
+
+    assert accuracy("no_retrieval") <= 0.05
+    assert accuracy("no_retrieval") < accuracy("fixed_k1") < accuracy("fixed_k3") < accuracy("fixed_k5")
+    assert found["process_source"] == "estimated"
+    against = next(pair for pair in found["comparisons"] if (pair["first"], pair["second"]) == ("mdp", "fixed:3"))
+    assert against["accuracy"]["low"] > 0, "more answers right than fixed:3, outside the paired interval"
+    assert against["cost"]["mean"] <= 0, "and no dearer"
 
 
 def assert_plain_transformers_answers(model_dir: Path) -> None:

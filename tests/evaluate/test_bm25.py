@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.bm25 import K1, B, open_index
+from trainwright.evaluate.retrieval.coverage import Coverage
 from trainwright.evaluate.retrieval.passages import Chunking
 
 NAMES = ["mara", "ivo", "lena", "otto", "nils", "rosa", "emil", "hugo"]
@@ -137,3 +139,25 @@ def test_without_bm25s_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
         open_index(corpus_of(tmp_path, facts(3)), tmp_path / "cache")
     assert refusal.value.exit_code is ExitCode.MISSING
     assert "trainwright[eval]" in refusal.value.hints[0]
+
+
+def test_a_title_is_searched_and_is_no_part_of_the_text(tmp_path: Path) -> None:
+    """Issue 6, retrieval: the pages of a document are found by its name, which they do not repeat."""
+    corpus = tmp_path / "pages.jsonl"
+    rows = [{"title": title, "text": text} for title, text in (("Obertal", "Otto sells bread."), ("Aubach", "Otto."))]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (hit,) = open_index(corpus, tmp_path / "cache").search("Obertal", 5)
+    assert (hit.passage.title, hit.passage.text) == ("Obertal", "Otto sells bread.")
+
+
+def test_passages_cover_a_question_by_the_words_that_the_corpus_has(tmp_path: Path) -> None:
+    """T-19: whether a retrieval brought what was looked for is observed; words that no passage has do not count."""
+    index = open_index(corpus_of(tmp_path, ["otto sells bread.", "mara paints boats.", "otto draws maps."]), tmp_path)
+    covers = Coverage(index)
+    bread, boats, maps = index.passages[0], index.passages[1], index.passages[2]
+    question = Question("q", "What do we know of Otto and of boats in Lisbon?", (), ("?",))
+    assert not covers(question, [])
+    assert not covers(question, [boats])
+    assert not covers(question, [bread, maps])
+    assert covers(question, [maps, boats])
+    assert not covers(Question("q", "Where is Lisbon?", (), ("?",)), [bread, boats, maps])

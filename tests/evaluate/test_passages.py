@@ -38,7 +38,7 @@ def test_rows_of_a_jsonl_keep_their_ids(tmp_path: Path) -> None:
         ("corpus.jsonl:2", "corpus.jsonl:2"),
         ("corpus.jsonl:3", "corpus.jsonl:3"),
     ]
-    assert passages[0].text == "Radio\nAn O-RU radiates."
+    assert passages[0].searched == "Radio\nAn O-RU radiates." and passages[0].text == "An O-RU radiates."
 
 
 def test_what_is_no_corpus_is_refused_with_the_line(tmp_path: Path) -> None:

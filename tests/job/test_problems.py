@@ -11,7 +11,7 @@ import pytest
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.loading import load_job
 from trainwright.job.renamed import EXPLANATIONS
-from trainwright.job.shape import sections_by_key
+from trainwright.job.shape import JOB
 
 MINIMAL = "name: a\nmodel: {name: gpt2}\n"
 
@@ -137,7 +137,9 @@ def test_a_name_of_other_trainers_fails_and_names_the_new_key(refuse: Refuse, ke
 
 
 def test_every_explanation_names_keys_that_exist() -> None:
-    full_names = {f"{place}.{name}".removeprefix(".") for name, places in sections_by_key().items() for place in places}
+    full_names = {
+        f"{place}.{name}".removeprefix(".") for name, places in JOB.sections_by_key.items() for place in places
+    }
     for old, text in EXPLANATIONS.items():
         for quoted in re.findall(r"it is `([a-z_.0-9]+)", text):
             assert quoted in full_names, f"{old}: {quoted}"
@@ -159,7 +161,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_valid_names(
     error = refuse(MINIMAL + line + "\n")
     assert [found.split(": ", 1)[1] for found in error.problems] == [problem]
     section = line.split(":")[0] if "{" in line else None
-    names = sections_by_key()
+    names = JOB.sections_by_key
     valid = [name for name in names if (section or "") in names[name]]
     assert len(error.hints) == 1
     assert error.hints[0].endswith(", ".join(valid))

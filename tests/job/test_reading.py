@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.errors import UserError
 from trainwright.job.origins import Origin
-from trainwright.job.reading import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Document, read_file, read_job, read_yaml
+from trainwright.job.reading import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Document, read_file, read_keys, read_yaml
 
 
 def at(line: int, column: int) -> Origin:
@@ -23,7 +23,7 @@ def read(text: str) -> Document:
 
 
 def problems(text: str) -> list[str]:
-    return [str(problem) for problem in read_job(text, at).problems]
+    return [str(problem) for problem in read_keys(text, at).problems]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_values_follow_yaml_1_2(written: str, value: object) -> None:
 
 
 def test_every_key_has_its_place() -> None:
-    document = read_job(
+    document = read_keys(
         "# a comment\nname: a\nmodel:\n  from_scratch:\n    dimensions: {x: 1,  y: 2}\nlist:\n- a\n- b: c\n", at
     )
     places = {path: origin.location.removeprefix("job.yaml:") for path, origin in document.origins.items()}
@@ -120,7 +120,7 @@ def test_a_repeated_key_is_found_in_a_deep_section() -> None:
     ],
 )
 def test_what_is_no_job_file_is_told_with_its_place(text: str, problem: str) -> None:
-    document = read_job(text, at)
+    document = read_keys(text, at)
     assert not document.readable
     assert len(document.problems) == 1
     assert str(document.problems[0]).startswith(problem)
@@ -154,24 +154,24 @@ def test_no_text_ends_in_a_traceback(text: str) -> None:
 
 def test_a_missing_file_a_folder_and_bad_bytes_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no job file"):
-        read_file(tmp_path / "absent.yaml")
+        read_file(tmp_path / "absent.yaml", "job")
     with pytest.raises(UserError, match="is a folder"):
-        read_file(tmp_path)
+        read_file(tmp_path, "job")
     with pytest.raises(UserError, match="cannot be read: File name too long"):
-        read_file(tmp_path / ("a" * 300))
+        read_file(tmp_path / ("a" * 300), "job")
     with pytest.raises(UserError, match="not a regular file"):
-        read_file(Path("/dev/zero"))
+        read_file(Path("/dev/zero"), "job")
     bad = tmp_path / "bad.yaml"
     bad.write_bytes(b"name: a\nmodel: \xff\n")
     with pytest.raises(UserError) as caught:
-        read_file(bad)
+        read_file(bad, "job")
     assert caught.value.problems == (f"{bad}:2:8: the byte 0xff is not UTF-8",)
     bad.write_bytes(b"a" * (MAX_BYTES + 1))
     with pytest.raises(UserError, match="larger than 1,000,000 bytes"):
-        read_file(bad)
+        read_file(bad, "job")
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(b"\xef\xbb\xbfname: a\r\ntask: b\r\n")
-    assert read(read_file(file)).values == {"name": "a", "task": "b"}
+    assert read(read_file(file, "job")).values == {"name": "a", "task": "b"}

@@ -51,9 +51,9 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a job file, for editors and other programs."""
-    from trainwright.job.shape import job_shape
+    from trainwright.job.shape import JOB
 
-    typer.echo(json.dumps(job_shape(), indent=2))
+    typer.echo(json.dumps(JOB.shape, indent=2))
 
 
 def _rows(loaded: LoadedJob) -> list[dict[str, Any]]:

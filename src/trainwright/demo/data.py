@@ -77,7 +77,7 @@ def training_rows(seed: int, rows: int) -> Iterator[Row]:
     chance = random.Random(f"train/{seed}")
     facts = _facts(held_out=False)
     for _ in range(rows):
-        story = _story(chance, facts, chance.randint(FEWEST_FACTS, MOST_FACTS))
+        story = story_of(chance, facts, chance.randint(FEWEST_FACTS, MOST_FACTS))
         asked = chance.sample(story, chance.randint(1, len(story)))
         yield {"prompt": _prompt(_joined(story), _question(asked)), "response": f" {_joined(asked)}"}
 
@@ -87,7 +87,7 @@ def brief_rows(seed: int, rows: int) -> Iterator[Row]:
     chance = random.Random(f"brief/{seed}")
     facts = _facts(held_out=False)
     for _ in range(rows):
-        story = _story(chance, facts, chance.randint(FEWEST_FACTS, MOST_FACTS))
+        story = story_of(chance, facts, chance.randint(FEWEST_FACTS, MOST_FACTS))
         asked = chance.choice(story)
         yield {"prompt": _prompt(_joined(story), _question([asked])), "response": f" {asked.verb} {asked.thing}."}
 
@@ -95,13 +95,18 @@ def brief_rows(seed: int, rows: int) -> Iterator[Row]:
 def held_out_questions(seed: int, questions: int, *, facts: int) -> list[Question]:
     """Return questions on stories that are made of held-out facts alone, `facts` in each."""
     chance = random.Random(f"held out/{seed}")
-    held_out = _facts(held_out=True)
+    held_out = held_out_facts()
     found = []
     for _ in range(questions):
-        story = _story(chance, held_out, facts)
+        story = story_of(chance, held_out, facts)
         asked = chance.choice(story)
         found.append(Question(_joined(story), _question([asked]), str(asked)))
     return found
+
+
+def held_out_facts() -> list[Fact]:
+    """Return the facts that no story of the training data tells."""
+    return _facts(held_out=True)
 
 
 def _facts(*, held_out: bool) -> list[Fact]:
@@ -109,7 +114,7 @@ def _facts(*, held_out: bool) -> list[Fact]:
     return [fact for fact in every if fact.is_held_out == held_out]
 
 
-def _story(chance: random.Random, facts: Sequence[Fact], size: int) -> list[Fact]:
+def story_of(chance: random.Random, facts: Sequence[Fact], size: int) -> list[Fact]:
     """Draw facts of which no two share the name or the verb: a question then has one answer."""
     story: list[Fact] = []
     while len(story) < size:

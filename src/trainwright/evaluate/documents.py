@@ -78,34 +78,49 @@ def compare_all(outcomes: Sequence[Outcome], *, seed: int) -> list[Comparison]:
     return [compare(outcomes[0].records, other.records, seed=seed) for other in outcomes[1:]]
 
 
-def table(outcomes: Sequence[Outcome], *, seed: int) -> str:
-    """Return the guide's table of results in plain text, with what makes its figures worth trusting below."""
-    rows = [("Strategy", "Accuracy", "Avg Cost", "Avg Iterations", "Unparsable", "95 % interval")]
-    for outcome in outcomes:
-        found = metrics(outcome.records)
-        rows.append(
-            (
-                outcome.strategy.name,
-                f"{found.accuracy:.1%} ({found.correct}/{found.questions})",
-                f"{found.avg_cost:.3f}",
-                f"{found.avg_iterations:.2f}",
-                str(found.unparsable),
-                f"{found.accuracy_low:.1%} - {found.accuracy_high:.1%}",
-            )
-        )
+def table(outcomes: Sequence[Outcome], *, seed: int, width: int | None = None) -> str:
+    """Return the guide's table of results in plain text, with what makes its figures worth trusting below.
+
+    Where it is wider than `width`, the columns that are not the guide's follow as lines.
+    """
+    rows: list[tuple[str, ...]] = [
+        ("Strategy", "Accuracy", "Avg Cost", "Avg Iterations", "Unparsable", "95 % interval")
+    ]
+    rows += [_row(outcome) for outcome in outcomes]
     comparisons = compare_all(outcomes, seed=seed)
     if comparisons:
         best = comparisons[0]
         improvement = ("Improvement", f"{best.accuracy.mean:+.1%}", f"{best.cost.mean:+.3f}", f"{best.iterations:+.2f}")
         rows.append((*improvement, "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows)
+    apart = []
+    if width is not None and max(map(len, lines)) > width:
+        lines = aligned([row[:4] for row in rows])
+        apart = [f"{row[0]}: {row[4]} unparsable, 95 % interval {row[5]}" for row in rows[1 : len(outcomes) + 1]]
     rule = "-" * max(map(len, lines))
     title = "COMPARISON RESULTS" if comparisons else "RESULTS"
     body = [title, lines[0], rule, *lines[1 : len(outcomes) + 1]]
     if comparisons:
-        body += [rule, lines[-1], *map(_sentence, comparisons)]
-    return "\n".join(body)
+        body += [rule, lines[-1]]
+    return "\n".join([*body, *apart, *map(_sentence, comparisons)])
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    found = metrics(outcome.records)
+    return (
+        outcome.strategy.name,
+        f"{found.accuracy:.1%} ({found.correct}/{found.questions})",
+        f"{found.avg_cost:.3f}",
+        f"{found.avg_iterations:.2f}",
+        str(found.unparsable),
+        f"{found.accuracy_low:.1%} - {found.accuracy_high:.1%}",
+    )
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _sentence(comparison: Comparison) -> str:

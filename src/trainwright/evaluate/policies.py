@@ -82,6 +82,18 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """Answers before the first retrieval and after each of `k`: what every retrieval was good for."""
+
+    k: int
+
+    def act(self, state: State) -> Action:
+        if state.reasons <= state.retrievals:
+            return Action.REASON
+        return Action.RETRIEVE if state.retrievals < self.k else Action.TERMINATE
+
+
+@dataclass(frozen=True)
 class EvenChance:
     """Retrieves or reasons with even chances until `theta_star`."""
 

@@ -72,8 +72,20 @@ class Lines:
             raise UserError(
                 f"{self.folder} holds the lines of another evaluation",
                 problems=[f"{key} was {before.get(key)!r}, and is {now.get(key)!r}" for key in differ],
-                hints=[f"remove {self.folder} to start anew, or write to another folder"],
+                hints=["--fresh keeps them aside and starts anew", "or write to another folder: output_dir=FOLDER"],
             )
+
+    def forget(self) -> None:
+        """Set what was answered aside, under `<stem>.lines/old-N`, so that everything is asked again."""
+        number = 1
+        while (aside := self.folder / f"old-{number}").exists():
+            number += 1
+        former = [self.folder / "settings.json", *self.folder.glob("*.jsonl")]
+        if any(path.exists() for path in former):
+            aside.mkdir()
+            for path in former:
+                if path.exists():
+                    path.rename(aside / path.name)
 
     def append(self, writer: str, record: Record) -> None:
         """Add the line of a question that has ended; it survives the process when this returns."""

@@ -1,20 +1,21 @@
-"""Policies spelled as text: `mdp`, `mdp:spec`, `fixed:3`, `threshold:0.8`, `random`, `module:Class`."""
+"""Policies spelled as text: `mdp`, `mdp:spec`, `mdp:mu=2`, `fixed:3`, `threshold:0.8`, `random`, `module:Class`."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import importlib
 import math
-import sys
 from collections.abc import Callable, Mapping
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import UserError
 from trainwright.evaluate.mdp import PRESETS, Process, preset
+from trainwright.evaluate.own import own_class
 from trainwright.evaluate.policies import (
     EvenChance,
     Fixed,
     Greedy,
     Policy,
+    Probe,
     RetrieveUntil,
     Strategy,
     TwoThresholds,
@@ -22,11 +23,12 @@ from trainwright.evaluate.policies import (
 from trainwright.evaluate.solving import Solution, solve
 
 SPELLINGS: Mapping[str, str] = {
-    "mdp[:SET]": "the best action of the decision process, or of a named parameter set",
+    "mdp[:SET|:mu=MU]": "the best action of the decision process, of a named parameter set, or at another weight of cost",
     "thresholds[:SET]": "the two thresholds read off its solution",
     "threshold:U": "retrieve below U, then answer",
     "threshold:U,V": "retrieve below U, reason below V, then stop",
     "fixed:K": "K retrievals, one reasoning",
+    "probe:K": "an answer before the first of K retrievals and after each",
     "always-retrieve": "retrieve until theta*, then answer",
     "always-reason": "reason until theta*",
     "no-retrieval": "one reasoning, nothing else",
@@ -46,7 +48,7 @@ def strategy(name: str, process: Process) -> Strategy:
     if family in _SOLVED:
         if parameter and family not in _WITH_SETS:
             raise _unusable(name, f"{family} takes no parameter")
-        own = preset(parameter) if parameter else process
+        own = _process(name, parameter, process)
         solution = solve(own)
         return Strategy(name, _SOLVED[family](solution), own, solution)
     if family in _PLAIN:
@@ -62,10 +64,29 @@ def strategy(name: str, process: Process) -> Strategy:
     )
 
 
+def _process(name: str, parameter: str, process: Process) -> Process:
+    if not parameter:
+        return process
+    if not parameter.startswith("mu="):
+        return preset(parameter)
+    try:
+        return dataclasses.replace(process, mu=float(parameter.removeprefix("mu=")))
+    except ValueError as error:
+        raise _unusable(name, "write a number, as in mdp:mu=0.3") from error
+
+
 def _fixed(name: str, parameter: str) -> Policy:
+    return Fixed(_retrievals(name, parameter))
+
+
+def _probe(name: str, parameter: str) -> Policy:
+    return Probe(_retrievals(name, parameter))
+
+
+def _retrievals(name: str, parameter: str) -> int:
     if not (parameter.isascii() and parameter.isdigit()):
-        raise _unusable(name, "write the number of retrievals, as in fixed:3")
-    return Fixed(int(parameter))
+        raise _unusable(name, f"write the number of retrievals, as in {name.partition(':')[0]}:3")
+    return int(parameter)
 
 
 def _threshold(name: str, parameter: str) -> Policy:
@@ -86,24 +107,7 @@ def _no_retrieval(name: str, parameter: str) -> Policy:
 
 
 def _own(module: str, name: str, process: Process) -> Policy:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        # Only the module itself: what is missing inside it is the module's own trouble, with its own traceback.
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UserError(
-            f"the policy {module}:{name} cannot be imported: there is no module {error.name}",
-            hints=[f"put its folder on PYTHONPATH, or write a policy of ours: {', '.join(SPELLINGS)}"],
-            exit_code=ExitCode.MISSING,
-        ) from error
-    made = getattr(sys.modules[module], name, None)
-    if not callable(made) or not callable(getattr(made, "act", None)):
-        raise UserError(
-            f"the module {module} has no class {name} with a method act(state)",
-            hints=["a policy is a class made with the process, with act(state) returning an action"],
-        )
-    policy: Policy = made(process)
+    policy: Policy = own_class("policy", f"{module}:{name}", "act")(process)
     return policy
 
 
@@ -126,6 +130,7 @@ _SOLVED: Mapping[str, Callable[[Solution], Policy]] = {
 }
 _PLAIN: Mapping[str, Callable[[str, str], Policy]] = {
     "fixed": _fixed,
+    "probe": _probe,
     "threshold": _threshold,
     "no-retrieval": _no_retrieval,
 }

@@ -18,7 +18,7 @@ _SECRETS = {
 _SECRET_KEYS = re.compile(
     r"(?:.*_)?(?:api_?key|password|passwd|secret|access_token|auth_token|hf_token)", re.IGNORECASE
 )
-_PROSE = ("description", "task_options", "claims")
+_PROSE = ("description", "task_options", "claims", "prompt_template")
 """Where text may run over several lines; elsewhere it ends up in file names, logs and job scripts."""
 
 SECRET_HINT = "put secrets in the environment (HF_TOKEN, WANDB_API_KEY, AWS_ACCESS_KEY_ID): the workers inherit it"

@@ -13,11 +13,12 @@ from trainwright.errors import UserError
 from trainwright.job.origins import KeyPath, Origin, dotted
 from trainwright.job.overrides import with_overrides
 from trainwright.job.preset import GUIDES, PREFIX, preset_text
-from trainwright.job.problems import forbidden_content, in_order, invalid_job, schema_problems
-from trainwright.job.reading import Document, read_file, read_job
+from trainwright.job.problems import forbidden_content, in_order, invalid_file, schema_problems
+from trainwright.job.reading import Document, read_file, read_keys
 from trainwright.job.schema import Job
+from trainwright.job.shape import JOB, FileKind, M
 
-__all__ = ["LoadedJob", "Origin", "load_job"]
+__all__ = ["LoadedJob", "Origin", "load_job", "validated"]
 
 _MAYBE_PATHS = {"model": ("name", "tokenizer"), "data": ("path", "eval_path"), "method": ("adapter",)}
 """Values that are a file or folder where one of that name exists, and otherwise the name of something on the hub."""
@@ -38,32 +39,41 @@ def load_job(source: str, overrides: Sequence[str] = ()) -> LoadedJob:
     in the result. Raises UserError with all problems at once, each as `file:line:column: key: problem`.
     """
     document = _document(source)
+    if document.readable:
+        document = with_overrides(document, overrides)
+    job = _with_absolute_paths(validated(source, document, JOB))
+    return LoadedJob(job, _origins(job, document))
+
+
+def validated(source: str, document: Document, kind: FileKind[M]) -> M:
+    """Return what a document of keys describes; raises UserError with all problems at once."""
     if not document.readable:
-        raise invalid_job(source, document.problems)
-    document = with_overrides(document, overrides)
+        raise invalid_file(source, kind, document.problems)
     problems, hints = forbidden_content(document)
     problems = document.problems + problems
-    job = None
+    found = None
     try:
-        job = Job.model_validate(document.values)
+        found = kind.model.model_validate(document.values)
     except ValidationError as error:
-        of_schema, of_names = schema_problems(error, document)
+        of_schema, of_names = schema_problems(error, document, kind)
         # What is refused already needs no second line, and a secret must not be quoted in one.
         refused = {problem.path for problem in problems}
         problems += [problem for problem in of_schema if problem.path not in refused]
         hints += of_names
-    if job is None or problems:
-        raise invalid_job(source, in_order(problems, document), hints)
-    job = _with_absolute_paths(job)
-    return LoadedJob(job, _origins(job, document))
+    if found is None or problems:
+        raise invalid_file(source, kind, in_order(problems, document), hints)
+    return found
 
 
 def _document(source: str) -> Document:
     kind: Literal["preset", "file"] = "preset" if source.startswith(PREFIX) else "file"
     if kind == "file" and source in GUIDES and not Path(source).exists():
         raise UserError(f"there is no job file `{source}`", hints=[f"the preset of that name is `{PREFIX}{source}`"])
-    text = preset_text(source.removeprefix(PREFIX)) if kind == "preset" else read_file(Path(source))
-    return read_job(text, lambda line, column: Origin(kind, f"{source}:{line}:{column}"))
+    if kind == "preset":
+        text = preset_text(source.removeprefix(PREFIX))
+    else:
+        text = read_file(Path(source), JOB.noun, where=JOB.where)
+    return read_keys(text, lambda line, column: Origin(kind, f"{source}:{line}:{column}"))
 
 
 def _with_absolute_paths(job: Job) -> Job:

@@ -30,8 +30,9 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        parts = [str(self.origin), dotted(self.path), self.text]
-        return ": ".join(part for part in parts if part)
+        # A key may hold what a terminal would obey; the texts of problems do not repeat such characters.
+        key = "".join(character if character.isprintable() else "?" for character in dotted(self.path))
+        return ": ".join(part for part in (str(self.origin), key, self.text) if part)
 
 
 def dotted(path: Sequence[str | int]) -> str:

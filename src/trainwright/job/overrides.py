@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainwright.job.origins import KeyPath, Origin, Problem
 from trainwright.job.reading import Document, read_yaml
@@ -24,6 +25,14 @@ def with_overrides(document: Document, arguments: Sequence[str]) -> Document:
     return merged
 
 
+def with_values(document: Document, values: Mapping[str, tuple[Origin, Any]]) -> Document:
+    """Return the document with each value laid over the key of that name at its top level."""
+    merged = copy.deepcopy(document)
+    for key, (origin, value) in values.items():
+        _put(merged, (key,), Document(values=value), origin)
+    return merged
+
+
 def _apply(merged: Document, argument: str) -> None:
     key, equals, text = argument.partition("=")
     path: KeyPath = tuple(key.split("."))
@@ -41,13 +50,13 @@ def _apply(merged: Document, argument: str) -> None:
         _put(merged, path, value)
 
 
-def _put(merged: Document, path: KeyPath, value: Document) -> None:
+def _put(merged: Document, path: KeyPath, value: Document, by: Origin = _OVERRIDE) -> None:
     section = merged.values
     for depth, name in enumerate(path[:-1], start=1):
         if not isinstance(section.get(name), dict):
             section[name] = {}
-            merged.origins[path[:depth]] = _OVERRIDE
+            merged.origins[path[:depth]] = by
         section = section[name]
     section[path[-1]] = value.values
     merged.origins = {old: origin for old, origin in merged.origins.items() if old[: len(path)] != path}
-    merged.origins |= {path + inner: _OVERRIDE for inner in ((), *value.origins)}
+    merged.origins |= {path + inner: by for inner in ((), *value.origins)}

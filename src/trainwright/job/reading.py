@@ -57,24 +57,25 @@ class Document:
         return self.origins.get(path, Origin("default"))
 
 
-def read_file(path: Path) -> str:
-    """Return the text of a job file; raises UserError where there is no text file of at most 1 MB."""
+def read_file(path: Path, noun: str, *, where: str = "") -> str:
+    """Return the text of a file of keys; raises UserError where there is no text file of at most 1 MB.
+
+    `noun` and `where` are what errors call such a file, and where they say that others are.
+    """
     try:
         if not path.exists():
-            raise UserError(
-                f"there is no job file `{path}`", hints=["`trainwright presets` lists the jobs that come with it"]
-            )
+            raise UserError(f"there is no {noun} file `{path}`", hints=[where] if where else [])
         if path.is_dir():
-            raise UserError(f"`{path}` is a folder, not a job file", hints=["name the YAML file in it"])
+            raise UserError(f"`{path}` is a folder, not a {noun} file", hints=["name the YAML file in it"])
         if not path.is_file():
             raise UserError(f"`{path}` is not a regular file")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"the job file `{path}` cannot be read: {reason}") from error
+        raise UserError(f"the {noun} file `{path}` cannot be read: {reason}") from error
     if len(data) > MAX_BYTES:
-        raise UserError(f"`{path}` is larger than {MAX_BYTES:,} bytes: that is no job file")
+        raise UserError(f"`{path}` is larger than {MAX_BYTES:,} bytes: that is no {noun} file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -87,12 +88,12 @@ def read_file(path: Path) -> str:
         ) from error
 
 
-def read_job(text: str, origin_at: OriginAt) -> Document:
-    """Return a job file's document; its top level must be a mapping of keys."""
+def read_keys(text: str, origin_at: OriginAt, example: str = "name: my-run") -> Document:
+    """Return the document of a file of keys, such as a job; its top level must be a mapping."""
     document = read_yaml(text, origin_at)
     if document.readable and not isinstance(document.values, dict):
         found = "the file is empty" if document.values is None else "the top level is no mapping"
-        text = f"{found}; a job is written as lines of `key: value`, the first being `name: my-run`"
+        text = f"{found}; a file of keys is written in lines of `key: value`, such as `{example}`"
         document.problems.append(Problem(origin_at(1, 1), (), text))
         document.readable = False
     return document

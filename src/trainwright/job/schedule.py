@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 LARGE_BATCH = 256
@@ -12,6 +13,17 @@ LARGE_BATCH = 256
 def effective_batch(micro_batch_size: int, gradient_accumulation_steps: int, ranks: int) -> int:
     """Return the examples in one optimizer step: micro-batch x accumulation x ranks."""
     return micro_batch_size * gradient_accumulation_steps * ranks
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Return whole numbers in the proportion of `weights` that add up to `total`: the largest remainders round up."""
+    whole = float(sum(weights))
+    exact = [total * weight / whole for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda rank: (counts[rank] - exact[rank], rank))
+    for rank in by_remainder[: total - sum(counts)]:
+        counts[rank] += 1
+    return counts
 
 
 def steps_per_epoch(samples: int, global_batch_size: int, drop_last: bool) -> int:

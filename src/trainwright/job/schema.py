@@ -10,21 +10,28 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
     StrictInt,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
+
+from trainwright.job import placeholders
 
 Auto = Literal["auto"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 PositiveInt = Annotated[StrictInt, Field(gt=0)]
 NonNegativeInt = Annotated[StrictInt, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _INTERVAL = re.compile(r"^(\d{1,9}(?:\.\d{1,9})?) +(epochs?|steps?)$", re.ASCII)
@@ -78,6 +85,17 @@ Every = Annotated[
 ]
 
 
+def _with_known_placeholders(element: str) -> str:
+    problem = placeholders.problem_of(element)
+    if problem is not None:
+        raise ValueError(problem)
+    return element
+
+
+Argument = Annotated[str, Field(max_length=30_000), AfterValidator(_with_known_placeholders)]
+"""One argument of a command. The kernel takes 131,071 bytes (MAX_ARG_STRLEN), and a character has at most four."""
+
+
 class FromScratch(Section):
     """A model built from dimensions alone, with random weights."""
 
@@ -109,10 +127,15 @@ class ModelSection(Section):
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """Attention kernel; `auto` leaves the choice to transformers."""
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the job says which model; only one with a script of its own may leave it out."""
+        return self.name is not None or self.from_scratch is not None
+
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
-        if (self.name is None) == (self.from_scratch is None):
-            raise ValueError("give either `name` (a hub name or a folder) or `from_scratch`, not both and not neither")
+        if self.name is not None and self.from_scratch is not None:
+            raise ValueError("give either `name` (a hub name or a folder) or `from_scratch`, not both")
         if self.from_scratch is not None and self.tokenizer is None:
             raise ValueError("a model from scratch needs `tokenizer`: a folder, or `{vocab_size: 8192}` to train one")
         return self
@@ -264,8 +287,43 @@ class ResourcesSection(Section):
     """What ZeRO keeps in host memory."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Arithmetic of the forward and backward pass; weights that are trained are kept in fp32."""
+    balance: Literal["auto", "off"] = "auto"
+    """Give GPUs of different speed parts of a step that take them as long as each other; `off` gives equal parts."""
     host_memory_free_gib: Annotated[float, Field(ge=0)] = 2.0
     """Host memory that stays free."""
+
+
+class AlertsSection(Section):
+    """What is worth an alert while the run goes on, and whom it is told besides the log."""
+
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    """Program and arguments to run at each alert, without a shell; the alert is JSON on its standard input."""
+    webhook_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable that holds a URL (https, or http on loopback) to post each alert to as JSON."""
+    gpu_memory_min_pct: Percent = 70.0
+    """GPU memory in use below this is noted: there is room for a larger micro-batch."""
+    gpu_memory_max_pct: Percent = 85.0
+    """GPU memory in use above this is near to running out."""
+    gpu_utilization_min_pct: Percent = 50.0
+    """GPU utilisation below this for a minute: the GPU waits for something."""
+    gpu_utilization_max_pct: Percent = 90.0
+    """GPU utilisation above this is noted: the card is full, and more work makes steps longer."""
+    gpu_temperature_max_c: PositiveFloat = 85.0
+    """Warmest that a GPU should be, in degrees Celsius."""
+    host_available_min_gib: PositiveFloat = 2.0
+    """Host memory that should stay available."""
+    disk_free_min_gib: PositiveFloat = 2.0
+    """Room that the run folder's disk should have; the size of the newest checkpoint where that is more."""
+    loss_rise_max_pct: PositiveFloat = 10.0
+    """How far the mean loss of 50 steps may rise above the best such mean."""
+    step_time_rise_max_pct: PositiveFloat = 30.0
+    """How far the time of a step may rise above that of the attempt's first 50."""
+    straggler_min_score: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """The fastest rank's compute time over a rank's own; below this it holds up the others."""
+    data_wait_max_pct: Percent = 20.0
+    """Share of a step that a rank may wait for data."""
+    checkpoint_age_max_min: PositiveFloat = 60.0
+    """Work that may be lost, in minutes since the last checkpoint."""
 
 
 class Job(Section):
@@ -277,7 +335,13 @@ class Job(Section):
     """One line for people."""
     output_dir: str = "outputs"
     """Folder that holds the run folders."""
-    model: ModelSection
+    script: Annotated[list[Argument], Field(min_length=1)] | None = None
+    """Command of a training script of your own, one argument an element: `[python, train.py, --batch-size,
+    "{micro_batch_size}"]`; in place of the built-in trainer."""
+    launcher: Literal["auto", "python", "torchrun", "accelerate", "deepspeed"] = "auto"
+    """What starts the processes of `script`; `auto` goes by what the script imports. `python` is one process."""
+    model: Annotated[ModelSection, Field(validate_default=True)] = ModelSection()
+    """Which model to train; a job with a `script` may leave it out."""
     task: str = "causal-lm"
     """`causal-lm`, `seq2seq`, or `module:Class` of your own."""
     task_options: dict[str, Any] = Field(default_factory=dict)
@@ -290,8 +354,30 @@ class Job(Section):
     resources: ResourcesSection = ResourcesSection()
     tracking: list[Tracker] = Field(default=["tensorboard"])
     """Where metrics go besides metrics.jsonl; wandb and mlflow must be installed."""
+    alerts: AlertsSection = AlertsSection()
     claims: dict[str, str] = Field(default_factory=dict)
     """What a guide claims for this job; printed beside this tool's own figures, never used."""
+
+    @field_validator("script")
+    @classmethod
+    def _script_starts_with_a_program(cls, script: list[str] | None) -> list[str] | None:
+        if script is not None and (not script[0] or script[0].startswith("-")):
+            raise ValueError("the first element is the program or the script itself: `[python, train.py]`")
+        return script
+
+    @field_validator("launcher")
+    @classmethod
+    def _launcher_is_for_a_script(cls, launcher: str, info: ValidationInfo) -> str:
+        if launcher != "auto" and info.data.get("script", ()) is None:
+            raise ValueError("`launcher` is for a `script` of your own, and there is none")
+        return launcher
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_named(cls, model: ModelSection, info: ValidationInfo) -> ModelSection:
+        if not model.is_named and info.data.get("script", ()) is None:
+            raise PydanticKnownError("missing")
+        return model
 
     @field_validator("task")
     @classmethod

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainwright.launch.failures import Failure, read_failures
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 COLLATERAL_GRACE_S = 3.0
 """How long the other ranks may take to write down why they failed, before they are killed."""
@@ -20,26 +22,44 @@ COLLATERAL_GRACE_S = 3.0
 class Processes:
     """Child processes by rank; each is a session of its own, so that Ctrl+C reaches the launcher alone.
 
-    A child asks the kernel to die with its launcher (`trainwright.train.kill_domain`), so that nothing survives a
+    A child asks the kernel to die with its launcher (`trainwright.runs.kill_domain`), so that nothing survives a
     SIGKILL of it either.
     """
 
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed: set[int] = field(default_factory=set)
 
-    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start `python -m module arguments` as the next rank, with all its output in `log`."""
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        inherited: Sequence[int] = (),
+    ) -> None:
+        """Start `python -m module arguments` as the next rank, with all its output in `log`.
+
+        `inherited` are open file descriptors that it keeps, by the same numbers.
+        """
+        self.start_command([sys.executable, "-m", module, *arguments], environment, log, inherited=inherited)
+
+    def start_command(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, inherited: Sequence[int] = ()
+    ) -> None:
+        """Start a command as the next child, with all its output in `log`."""
         # A child inherits what is blocked: a signal that comes before it listens waits, instead of killing it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             with log.open("ab") as output:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **environment, "TRAINWRIGHT_LAUNCHER_PID": str(os.getpid())},
                     start_new_session=True,
+                    pass_fds=inherited,
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
@@ -58,6 +78,10 @@ class Processes:
     def exit_codes(self) -> list[int | None]:
         """Return the exit status of each rank as subprocess gives it: negative for a signal, None while it runs."""
         return [child.poll() for child in self.children]
+
+    def failures(self, attempt_dir: Path) -> list[Failure]:
+        """Return the failures of the ranks that did not fall by the launcher's own hand."""
+        return read_failures(attempt_dir, self.exit_codes(), self.killed)
 
     def ask_to_stop(self) -> None:
         """Ask every rank to save and end at the next step boundary."""

@@ -19,6 +19,8 @@ class Question:
     difficulty: str | None = None
     gold_passages: tuple[str, ...] = ()
     """Ids of passages, or of documents, that hold the answer, where they are known."""
+    search: str | None = None
+    """What is searched for, where that is not the question itself."""
 
     @property
     def right_answer(self) -> int | str:

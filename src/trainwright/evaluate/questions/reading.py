@@ -5,7 +5,7 @@ Rows are ORAN-Bench-13K's own lines, `[question, ["1. ...", ...], "n"]`, or obje
     question (or query), choices and answer     multiple choice; lm-eval's `gold` and ARC's `answerKey` serve as well
     question and answer (or answers)            short answer
 
-and optionally id, difficulty and gold_passages.
+and optionally id, difficulty, gold_passages, and search: what to search for instead of the question.
 """
 
 from __future__ import annotations
@@ -40,43 +40,61 @@ class _Draft:
     answer: Any
     difficulty: str | None
     gold_passages: tuple[str, ...]
+    search: str | None
     first: int | None
     """The number that the file gives the first choice, where its format says so."""
 
 
-def read_questions(path: Path, *, first_choice: int | None = None) -> QuestionSet:
-    """Return the questions of a file, or of ORAN-Bench-13K's folder.
+def read_questions(
+    *paths: Path,
+    first_choice: int | None = None,
+    fields: Mapping[str, str] | None = None,
+    suffix: str | None = None,
+) -> QuestionSet:
+    """Return the questions of files, or of ORAN-Bench-13K's folder.
 
-    `first_choice` is the number by which answers mean the first choice, where the file leaves it open.
+    `first_choice` is the number by which answers mean the first choice, where the file leaves it open; `fields` gives
+    our name of a column its name in the file, `suffix` says what a file is whatever its name.
 
     Raises:
         UserError: there is no such file, rows are no questions (each named by its line), or two share an id.
     """
-    files = [path]
-    if path.is_dir():
-        files = [path / f"{name}.json" for name in ORAN_DIFFICULTIES if (path / f"{name}.json").exists()]
-        if not files:
-            raise UserError(
-                f"{path} holds no fin_E.json, fin_M.json or fin_H.json",
-                hints=["name the file of questions itself"],
-                exit_code=ExitCode.MISSING,
-            )
-    sets = [_read_file(file, first_choice) for file in files]
-    return QuestionSet(
-        tuple(question for read in sets for question in read.questions),
-        tuple(question for read in sets for question in read.unusable),
-        tuple(remark for read in sets for remark in read.remarks),
+    files = [file for path in paths for file in _files(path)]
+    sets = [_read_file(file, first_choice, fields or {}, suffix) for file in files]
+    read = QuestionSet(
+        tuple(question for found in sets for question in found.questions),
+        tuple(question for found in sets for question in found.unusable),
+        tuple(remark for found in sets for remark in found.remarks),
     )
+    if repeated := [name for name, count in Counter(asked.id for asked in read.everything).items() if count > 1]:
+        raise UserError(
+            f"two files share {len(repeated):,} ids of questions, such as {repeated[0]!r}",
+            hints=["give their rows ids of their own, or the files other names"],
+        )
+    return read
 
 
-def _read_file(path: Path, first_choice: int | None) -> QuestionSet:
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = [path / f"{name}.json" for name in ORAN_DIFFICULTIES if (path / f"{name}.json").exists()]
+    if not files:
+        raise UserError(
+            f"{path} holds no fin_E.json, fin_M.json or fin_H.json",
+            hints=["name the file of questions itself"],
+            exit_code=ExitCode.MISSING,
+        )
+    return files
+
+
+def _read_file(path: Path, first_choice: int | None, fields: Mapping[str, str], suffix: str | None) -> QuestionSet:
     drafts: list[_Draft] = []
     problems = []
-    for row in read_rows(path):
+    for line, content in read_rows(path, suffix):
         try:
-            drafts.append(_draft(path, row))
+            drafts.append(_draft(path, (line, _with_our_names(content, fields))))
         except ValueError as error:
-            problems.append(f"{path.name}:{row[0]}: {error}")
+            problems.append(f"{path.name}:{line}: {error}")
     repeated = {name for name, count in Counter(draft.id for draft in drafts).items() if count > 1}
     problems += [
         f"{path.name}:{draft.line}: the id {draft.id!r} is used more than once"
@@ -110,7 +128,15 @@ def _question(draft: _Draft, first: int) -> tuple[Question, str | None]:
     """Return the question, and why it cannot be asked if so."""
 
     def made(answer: int | tuple[str, ...]) -> Question:
-        return Question(draft.id, draft.text, draft.choices or (), answer, draft.difficulty, draft.gold_passages)
+        return Question(
+            draft.id,
+            draft.text,
+            draft.choices or (),
+            answer,
+            draft.difficulty,
+            draft.gold_passages,
+            draft.search,
+        )
 
     no_text = None if draft.text else "no question text"
     if draft.choices is None:
@@ -151,7 +177,8 @@ def _draft(path: Path, row: Row) -> _Draft:
             raise ValueError(f"a list of {len(content)} items, not of question, choices and answer")
         text, choices, answer = content
         texts, labels = _choices(choices)
-        return _Draft(line, f"{stem}-{line}", _text(text), texts, labels, answer, ORAN_DIFFICULTIES.get(stem), (), 1)
+        difficulty = ORAN_DIFFICULTIES.get(stem)
+        return _Draft(line, f"{stem}-{line}", _text(text), texts, labels, answer, difficulty, (), None, 1)
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__}, not an object with question and answer")
     present = {key: value for key, value in content.items() if value is not None}
@@ -173,8 +200,17 @@ def _draft(path: Path, row: Row) -> _Draft:
         answer,
         None if difficulty in (None, "") else str(difficulty),
         _strings(present.get("gold_passages", [])),
+        str(present["search"]) if present.get("search") else None,
         first,
     )
+
+
+def _with_our_names(content: Any, fields: Mapping[str, str]) -> Any:
+    """Return a row with its columns under our names, where it bears others."""
+    if not fields or not isinstance(content, dict):
+        return content
+    others = {key: value for key, value in content.items() if key not in fields}
+    return others | {ours: content[theirs] for ours, theirs in fields.items() if theirs in content}
 
 
 def _text(value: object) -> str:

@@ -18,14 +18,14 @@ Row = tuple[int, Any]
 """Line number, or row number in a Parquet file, and what stands there."""
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file, by its suffix; `.json` may be JSON Lines or one array.
+def read_rows(path: Path, suffix: str | None = None) -> list[Row]:
+    """Return the rows of a file, by its own suffix or the one given; `.json` may be JSON Lines or one array.
 
     Raises:
         UserError: it cannot be read, or lines are not what the suffix says, all named with their numbers.
     """
     try:
-        match path.suffix.lower():
+        match suffix or path.suffix.lower():
             case ".csv":
                 return list(_csv_rows(path))
             case ".parquet":

@@ -29,7 +29,7 @@ from trainwright.evaluate.retrieval.passages import (
     read_passages,
 )
 
-FORMAT = 1
+FORMAT = 2
 # Lucene's variant and constants are what bm25s takes by default; named, so that a new default cannot move results.
 METHOD, K1, B = "lucene", 1.5, 0.75
 STOPWORDS = "english"
@@ -47,11 +47,17 @@ class Bm25Index:
     """An index on disk; opening it reads next to nothing."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.passages = PassageFile(folder)
         self._index = _bm25s().BM25.load(folder / "index", mmap=True, load_corpus=False, show_progress=False)
 
     def __len__(self) -> int:
         return len(self.passages)
+
+    def known(self, text: str) -> frozenset[int]:
+        """Return the words of `text` that the corpus has, as the numbers it knows them by; common words are none."""
+        [tokens] = _tokens([text], ids=False)
+        return frozenset(self._index.get_tokens_ids(tokens))
 
     def search(self, query: str, k: int, *, skip: int = 0) -> list[Hit]:
         """Return the `k` best passages after the first `skip`, fewer if fewer share a word with the query.
@@ -92,7 +98,7 @@ def _build(bm25s: Any, corpus: Path, chunking: Chunking, folder: Path) -> None:
         def texts() -> Iterator[str]:
             for passage in read_passages(corpus, chunking):
                 passages.write(passage)
-                yield passage.text
+                yield passage.searched
 
         tokens = _tokens(texts(), ids=True)
     if not tokens.vocab:

@@ -27,6 +27,13 @@ class Passage:
     text: str
     source: str
     """File and line, for whoever wants to look it up."""
+    title: str = ""
+    """Of the document; searched like the text."""
+
+    @property
+    def searched(self) -> str:
+        """The words by which it is found."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 @dataclass(frozen=True)
@@ -103,19 +110,19 @@ def _of_rows(path: Path, name: str, chunking: Chunking) -> Iterator[Passage]:
                 raise UserError(f"{path}:{number}: no text", hints=['write {"id": "...", "text": "..."}'])
             document = str(row.get("id", where)) if isinstance(row, dict) else where
             title = row.get("title") if isinstance(row, dict) else None
-            yield from _pieces(document, f"{title}\n{text}" if title else text, where, chunking)
+            yield from _pieces(document, text, where, chunking, title=str(title or ""))
 
 
-def _pieces(document: str, text: str, source: str, chunking: Chunking) -> Iterator[Passage]:
+def _pieces(document: str, text: str, source: str, chunking: Chunking, *, title: str = "") -> Iterator[Passage]:
     words = text.split()
     if len(words) <= chunking.words:
         if words:
-            yield Passage(document, document, text.strip(), source)
+            yield Passage(document, document, text.strip(), source, title)
         return
     stride = chunking.words - chunking.overlap_words
     for number, start in enumerate(range(0, len(words) - chunking.overlap_words, stride), 1):
         piece = " ".join(words[start : start + chunking.words])
-        yield Passage(f"{document}#{number}", document, piece, f"{source}#{number}")
+        yield Passage(f"{document}#{number}", document, piece, f"{source}#{number}", title)
 
 
 class PassageWriter:
