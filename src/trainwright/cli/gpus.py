@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from trainwright.errors import UserError
 
 if TYPE_CHECKING:
     from trainwright.hardware.inventory import Device, Inventory
@@ -22,9 +25,21 @@ def gpus(
             help="Some of this machine's (0,1, UUIDs, MIG ids), or others written down (a100-80gb:2,v100-32gb:2).",
         ),
     ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Those of the Slurm cluster that this machine submits to.")
+    ] = False,
+    gpu_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=MODEL", help="With --slurm: what a type of the cluster's is (a100=a100-80gb)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the GPUs with memory, precision, links and users; without one, what trains instead."""
+    if slurm:
+        _of_cluster(spec, gpu_type or (), as_json)
+        return
+    if gpu_type:
+        raise UserError("`--gpu-type` tells what a type of a cluster's is", hints=["add --slurm"])
     from trainwright.hardware.asked import asked_inventory
     from trainwright.hardware.prints import device_table, gpu_info_block, host_lines, mixed_gpus_block
 
@@ -40,6 +55,22 @@ def gpus(
     if cuda:
         for line in ("", *gpu_info_block(cuda), *mixed_gpus_block([device for device in cuda if device.allowed])):
             typer.echo(line)
+
+
+def _of_cluster(spec: str | None, gpu_type: Sequence[str], as_json: bool) -> None:
+    from trainwright.hardware.slurm.commands import local_cluster
+    from trainwright.hardware.slurm.gpu_types import told_types
+    from trainwright.hardware.slurm.prints import cluster_document, cluster_lines
+
+    if spec is not None:
+        raise UserError("`--slurm` and `--gpus` both name GPUs", hints=["leave one of them out"])
+    cluster = local_cluster()
+    told = told_types(gpu_type, cluster)
+    if as_json:
+        typer.echo(json.dumps(cluster_document(cluster, told), indent=2, sort_keys=True, ensure_ascii=False))
+        return
+    for line in cluster_lines(cluster, told):
+        typer.echo(line)
 
 
 def _document(inventory: Inventory) -> dict[str, Any]:

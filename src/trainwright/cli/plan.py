@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from trainwright.errors import UserError
 
 
 def plan(
@@ -36,12 +39,39 @@ def plan(
         int | None,
         typer.Option("--tokens-per-sample", metavar="N", min=1, help="Average; data.max_length where left out."),
     ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Rank what could be asked of this Slurm cluster, by wait and run together.")
+    ] = False,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="With --slurm: only this partition.")] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="With --slurm: the account to ask with.")] = None,
+    qos: Annotated[str | None, typer.Option(metavar="NAME", help="With --slurm: the quality of service.")] = None,
+    gpu_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=MODEL", help="With --slurm: what a type of the cluster's is (a100=a100-80gb)."),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write accelerate, DeepSpeed and torchrun files there.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Rank every layout of the job on the GPUs there are, or could be, by estimated memory and time."""
+    of_slurm = {"--partition": partition, "--account": account, "--qos": qos, "--gpu-type": gpu_type}
+    if slurm:
+        elsewhere = {"--gpus": gpus, "--inventory": inventory, "--write": write, "--goal": goal != "soonest"}
+        _refuse("do not go with `--slurm`, which ranks the cluster's GPUs by finish time", elsewhere)
+        _plan_slurm(
+            job,
+            overrides or (),
+            as_json,
+            partition=partition,
+            account=account,
+            qos=qos,
+            gpu_types=gpu_type or (),
+            samples=samples,
+            tokens_per_sample=tokens,
+        )
+        return
+    _refuse("are for a Slurm cluster: add --slurm", of_slurm)
     from trainwright.job.loading import load_job
     from trainwright.launch.planning import Asked, plan_job
     from trainwright.plan.explain import explain
@@ -59,3 +89,24 @@ def plan(
 
         for path in write_files(write, planned, made):
             typer.echo(f"wrote {path}", err=True)
+
+
+def _plan_slurm(job: str, overrides: Sequence[str], as_json: bool, **flags: Any) -> None:
+    from trainwright.job.loading import load_job
+    from trainwright.launch.slurm.planning import AskedSlurm, plan_on_slurm
+    from trainwright.plan.slurm.explain import explain_requests
+
+    loaded = load_job(job, overrides)
+    made = plan_on_slurm(loaded, AskedSlurm(**flags))
+    if as_json:
+        typer.echo(json.dumps(made.to_json(), indent=2, sort_keys=True))
+        return
+    for line in explain_requests(loaded.job, made):
+        typer.echo(line)
+
+
+def _refuse(why: str, flags: Mapping[str, object]) -> None:
+    """Raise UserError where any of the flags is given."""
+    given = [flag for flag, value in flags.items() if value]
+    if given:
+        raise UserError(f"{', '.join(given)} {why}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from trainwright.errors import UserError
 from trainwright.hardware.inventory import Device
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.user_data import user_data_dir
 from trainwright.runs.writing import read_json
 
 LARGEST_FILE_BYTES: Final = 2**20
@@ -128,18 +128,11 @@ def kind_of(gpus: Iterable[str], *, strategy: str, method: str, precision: str) 
 
 
 def _file(data_dir: Path | None) -> Path:
-    return (data_dir or _data_dir()) / "calibration.jsonl"
+    return (data_dir or user_data_dir()) / "calibration.jsonl"
 
 
 def _older(path: Path) -> Path:
     return path.with_suffix(".old.jsonl")
-
-
-def _data_dir() -> Path:
-    """`$XDG_DATA_HOME/trainwright`; a relative path there is to be ignored (XDG Base Directory Specification)."""
-    given = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(given) if Path(given).is_absolute() else Path.home() / ".local/share"
-    return base / "trainwright"
 
 
 @cache

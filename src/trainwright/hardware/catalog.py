@@ -16,6 +16,8 @@ from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB, MIB, NotAvailable, Reading
 
 _VENDOR_WORDS: Final = re.compile(r"\b(nvidia|geforce|tesla|quadro|apple|rtx|graphics|gpu)\b")
+_JOINED_VENDOR: Final = re.compile(r"\b(nvidia|geforce|tesla|quadro|rtx)(?=[a-z]?\d)")
+_SIZE_OR_FORM: Final = re.compile(r"(sxm\d?|pcie|nvl)?(\d+gb)?(sxm\d?|pcie|nvl)?")
 _SIZE_SUFFIX: Final = re.compile(r"^(?P<model>.+?)[-_ ]?(?P<gib>\d+)\s?gi?b$")
 _NEAR_IN_MEMORY: Final = 0.15
 """A variant is told by its memory when the driver's figure is this near; drivers and ECC keep up to a tenth back."""
@@ -164,6 +166,27 @@ def find(text: str) -> Gpu:
     near = list(dict.fromkeys(spellings[close] for close in difflib.get_close_matches(wanted, spellings, n=5)))
     hints = [f"did you mean {' or '.join(near)}?"] if near else []
     raise UserError(f"no GPU `{text}` in the catalogue", hints=[*hints, f"known are: {', '.join(catalog().gpus)}"])
+
+
+def variants_of(text: str) -> tuple[Gpu, ...]:
+    """The models that a name can mean: the one with that key or alias, else all that are it with a size or form.
+
+    `a100` means four, `a100_80gb` one, `10` none.
+    """
+    wanted = _squash(_JOINED_VENDOR.sub(r"\1 ", text.lower()))
+    gpus = catalog().gpus.values()
+    spelled = tuple(gpu for gpu in gpus if wanted in map(_squash, (gpu.key, *gpu.aliases)))
+    if spelled or not wanted:
+        return spelled
+    return tuple(
+        gpu
+        for gpu in gpus
+        if any(_is_longer(_squash(name), wanted) for name in (gpu.key, *gpu.aliases, *gpu.driver_names))
+    )
+
+
+def _is_longer(name: str, wanted: str) -> bool:
+    return name.startswith(wanted) and _SIZE_OR_FORM.fullmatch(name[len(wanted) :]) is not None
 
 
 def split_size(text: str) -> tuple[str, int] | None:

@@ -74,6 +74,23 @@ def _cgroup_folders(root: Path) -> list[Path]:
     return folders
 
 
+def kernel_kills(root: Path = Path("/")) -> int:
+    """Processes killed so far for want of memory: in this process's control group, else on the whole machine.
+
+    Only a rise of it tells such a SIGKILL from one that somebody sent. A group's own count holds kills by any of the
+    kernel's memory limits (Linux, Documentation/admin-guide/cgroup-v2.rst, `oom_kill`; v1: `memory.oom_control`).
+    """
+    groups = [folder / name for folder in _cgroup_folders(root) for name in ("memory.events", "memory.oom_control")]
+    for path in [*reversed(groups), root / "proc/vmstat"]:
+        try:
+            counts = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
+        except OSError:
+            continue
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return 0
+
+
 def _number(*candidates: Path) -> int | None:
     for path in candidates:
         try:

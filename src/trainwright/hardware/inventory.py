@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -180,9 +181,14 @@ def parse_inventory(text: str) -> Inventory:
     node_models = [node for node in [first_node, *more_nodes] if node]
     if problems or not node_models:
         raise UserError(f"cannot read the inventory `{text}`", problems=problems or ["no GPU is named"], hints=hints)
-    devices = [device for number, models in enumerate(node_models) for device in _written_node(number, models)]
     note = "this inventory is only written down: free memory, links in use and host are what is assumed or not known"
-    return Inventory(devices=tuple(devices), host=host, nodes=len(node_models), notes=(note,))
+    return Inventory(devices=_written_devices(node_models), host=host, nodes=len(node_models), notes=(note,))
+
+
+def written_devices(nodes: Sequence[Sequence[str]]) -> tuple[Device, ...]:
+    """Return the GPUs of nodes of which only the models are known, given by their keys in the catalogue."""
+    gpus = catalog.catalog().gpus
+    return _written_devices([[(gpus[key], gpus[key].total_bytes) for key in keys] for keys in nodes])
 
 
 def _find_sized(text: str) -> tuple[catalog.Gpu, int | None]:
@@ -194,6 +200,10 @@ def _find_sized(text: str) -> tuple[catalog.Gpu, int | None]:
             return gpu, sized[1] * GIB
     gpu = catalog.find(text)
     return gpu, gpu.total_bytes
+
+
+def _written_devices(nodes: list[list[tuple[catalog.Gpu, int | None]]]) -> tuple[Device, ...]:
+    return tuple(device for number, models in enumerate(nodes) for device in _written_node(number, models))
 
 
 def _written_node(node: int, models: list[tuple[catalog.Gpu, int | None]]) -> list[Device]:

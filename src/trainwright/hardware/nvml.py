@@ -12,7 +12,7 @@ import pynvml
 
 from trainwright.hardware import catalog
 from trainwright.hardware.inventory import Device, Mig, NvLink, Process
-from trainwright.hardware.reading import NOT_AVAILABLE, NotAvailable, Reading
+from trainwright.hardware.reading import NOT_AVAILABLE, NotAvailable, Reading, printable
 
 # nvml.h, NVML_NVLINK_VERSION_*: a running number for 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0.
 _NVLINK_GENERATION: Final = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
@@ -123,7 +123,7 @@ def _gpu(index: int, handle: Any) -> NvmlGpu:
 
 
 def _device(index: int, handle: Any) -> Device:
-    name = _printable(_read(pynvml.nvmlDeviceGetName, handle))
+    name = printable(_read(pynvml.nvmlDeviceGetName, handle))
     total, free = _memory(handle)
     return Device(
         kind="cuda",
@@ -150,7 +150,7 @@ def _instance(parent: Device, handle: Any) -> Device:
     assert parent.index is not None
     return replace(
         parent,
-        name=f"{parent.name} MIG" if isinstance(name, NotAvailable) else _printable(name),
+        name=f"{parent.name} MIG" if isinstance(name, NotAvailable) else printable(name),
         uuid=_read(pynvml.nvmlDeviceGetUUID, handle),
         memory_total_bytes=total,
         memory_free_bytes=free,
@@ -241,12 +241,7 @@ def _process(pid: int, memory_bytes: Reading[int]) -> Process:
         user, command = process.username(), process.name()
     except (psutil.Error, KeyError):
         return Process(pid=pid, user=NOT_AVAILABLE, command=NOT_AVAILABLE, memory_bytes=memory_bytes)
-    return Process(pid=pid, user=_printable(user), command=_printable(command), memory_bytes=memory_bytes)
-
-
-def _printable(text: object) -> str:
-    # A process chooses its own name: on a shared machine it must not reach the reader's terminal as an escape sequence.
-    return "".join(character if character.isprintable() else "?" for character in str(text))
+    return Process(pid=pid, user=printable(user), command=printable(command), memory_bytes=memory_bytes)
 
 
 def _mig_notes(gpu: NvmlGpu) -> Iterator[str]:

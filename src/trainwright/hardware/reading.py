@@ -1,4 +1,4 @@
-"""A reading that may be missing, and the units of memory."""
+"""A reading that may be missing, text that others wrote, and the units of memory."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ NOT_AVAILABLE: Final = NotAvailable.NOT_AVAILABLE
 
 T = TypeVar("T")
 Reading: TypeAlias = T | NotAvailable
+
+
+def printable(text: object) -> str:
+    """Return text that others wrote (a process's name, a node's reason) without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))

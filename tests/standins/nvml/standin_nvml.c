@@ -13,9 +13,11 @@
  *
  * Keys of a gpu: cc=8.0 mem= used= (MiB) util= memutil= (%) temp= power= limit= (W) nvlink= (GPUs with the same non-zero
  * number are joined) links= linkversion= (nvml.h) numa= pciegen= pciewidth= uuid= fan= proc=PID:MIB (repeatable; without
- * :MIB its memory is unknown) migmode=1
+ * :MIB its memory is unknown) migmode=1 clock= (SM, MHz) throttle= (nvml.h, nvmlClocksThrottleReason*) xid= (one event, at
+ * the first wait) ecc= (uncorrected errors) pcie= nvlinkkib= (bytes and KiB, counted up by this at every reading)
  *   lost=1    NVML_ERROR_GPU_IS_LOST at every call       dying=1  the handle is given out, then it is lost
- *   closed=1  NVML_ERROR_NO_PERMISSION for the handle    na=memory,cc,pcie,nvlink,numa,procs,uuid  not supported
+ *   closed=1  NVML_ERROR_NO_PERMISSION for the handle    na=memory,cc,pcie,nvlink,numa,procs,uuid,util,temp,
+ *                                                            power,clock,throttle,ecc,events,counters  not supported
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +34,7 @@ typedef unsigned long long u64;
 typedef int status;
 
 enum {
-    OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
+    OK = 0, TIMEOUT = 10, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25
 };
 
@@ -40,7 +42,7 @@ typedef struct { char name[96]; u64 mem, used; int slices; } Instance;
 
 typedef struct {
     int index, cc_major, cc_minor, util, memutil, temp, power, limit, nvlink, links, linkversion, numa, pciegen, pciewidth;
-    int lost, dying, closed, fan, migmode, processes, instances;
+    int lost, dying, closed, fan, migmode, processes, instances, clock, throttle, xid, ecc, pcie, nvlinkkib;
     u64 mem, used;
     char name[96], uuid[64], na[96];
     u32 pid[MAX_PROCESSES];
@@ -56,6 +58,8 @@ typedef struct { u32 sms, copy, decoder, encoder, jpeg, ofa, gpu_slices, compute
 
 static Gpu gpus[MAX_GPUS];
 static int count, sessions, init_answer, cuda_version;
+static int watched[MAX_GPUS], told[MAX_GPUS];
+static u64 counted[MAX_GPUS][4];
 static char driver_version[80];
 
 static void read_words(Gpu *gpu, Instance *instance) {
@@ -89,6 +93,12 @@ static void read_words(Gpu *gpu, Instance *instance) {
         else if (!strcmp(word, "dying")) gpu->dying = number;
         else if (!strcmp(word, "closed")) gpu->closed = number;
         else if (!strcmp(word, "migmode")) gpu->migmode = number;
+        else if (!strcmp(word, "clock")) gpu->clock = number;
+        else if (!strcmp(word, "throttle")) gpu->throttle = number;
+        else if (!strcmp(word, "xid")) gpu->xid = number;
+        else if (!strcmp(word, "ecc")) gpu->ecc = number;
+        else if (!strcmp(word, "pcie")) gpu->pcie = number;
+        else if (!strcmp(word, "nvlinkkib")) gpu->nvlinkkib = number;
         else if (!strcmp(word, "uuid")) snprintf(gpu->uuid, sizeof gpu->uuid, "%s", value);
         else if (!strcmp(word, "na")) snprintf(gpu->na, sizeof gpu->na, ",%s,", value);
         else if (!strcmp(word, "proc") && gpu->processes < MAX_PROCESSES) {
@@ -126,7 +136,7 @@ static void read_machine(void) {
             Gpu *gpu = &gpus[count];
             memset(gpu, 0, sizeof *gpu);
             gpu->index = count++;
-            gpu->limit = 300, gpu->mem = 16384, gpu->cc_major = 7, gpu->fan = -1, gpu->pciewidth = 16;
+            gpu->limit = 300, gpu->mem = 16384, gpu->cc_major = 7, gpu->fan = -1, gpu->pciewidth = 16, gpu->clock = 1410;
             snprintf(gpu->uuid, sizeof gpu->uuid, "GPU-%08x-fa4e-4e76-8000-%012x", 0xa0000000u + gpu->index * 0x1111, count);
             read_name(gpu->name);
             read_words(gpu, 0);
@@ -271,7 +281,8 @@ status nvmlDeviceGetMemoryInfo(void *handle, u64 *total_free_used) {
 status nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *answer) {
     FIND_WITH("memory");
     if (answer->version != 0x02000028) return ARGUMENT_VERSION_MISMATCH;
-    answer->total = gpu->mem * MIB, answer->reserved = gpu->mem * MIB / 64, answer->used = gpu->used * MIB;
+    u64 mem = instance ? instance->mem : gpu->mem, used = instance ? instance->used : gpu->used;
+    answer->total = mem * MIB, answer->reserved = mem * MIB / 64, answer->used = used * MIB;
     answer->free = answer->total - answer->used - answer->reserved;
     return OK;
 }
@@ -282,14 +293,15 @@ status nvmlDeviceGetBAR1MemoryInfo(void *handle, u64 *total_free_used) {
 }
 
 /* Load */
-status nvmlDeviceGetUtilizationRates(void *handle, u32 *rates) { FIND; rates[0] = gpu->util, rates[1] = gpu->memutil; return OK; }
+/* NVML has no utilisation for a GPU in MIG mode. */
+status nvmlDeviceGetUtilizationRates(void *handle, u32 *rates) { FIND_WITH("util"); if (gpu->migmode) return NOT_SUPPORTED; rates[0] = gpu->util, rates[1] = gpu->memutil; return OK; }
 status nvmlDeviceGetEncoderUtilization(void *handle, u32 *rate, u32 *period) { FIND; *rate = 0, *period = 167000; return OK; }
 status nvmlDeviceGetDecoderUtilization(void *handle, u32 *rate, u32 *period) { FIND; *rate = 0, *period = 167000; return OK; }
-status nvmlDeviceGetTemperature(void *handle, int sensor, u32 *answer) { (void)sensor; FIND; *answer = gpu->temp; return OK; }
-status nvmlDeviceGetTemperatureV(void *handle, TemperatureV *answer) { FIND; answer->celsius = gpu->temp; return OK; }
+status nvmlDeviceGetTemperature(void *handle, int sensor, u32 *answer) { (void)sensor; FIND_WITH("temp"); *answer = gpu->temp; return OK; }
+status nvmlDeviceGetTemperatureV(void *handle, TemperatureV *answer) { FIND_WITH("temp"); answer->celsius = gpu->temp; return OK; }
 status nvmlDeviceGetFanSpeed(void *handle, u32 *answer) { FIND; if (gpu->fan < 0) return NOT_SUPPORTED; *answer = gpu->fan; return OK; }
-ANSWER(nvmlDeviceGetPowerUsage, u32, "", gpu->power * 1000)
-ANSWER(nvmlDeviceGetEnforcedPowerLimit, u32, "", gpu->limit * 1000)
+ANSWER(nvmlDeviceGetPowerUsage, u32, "power", gpu->power * 1000)
+ANSWER(nvmlDeviceGetEnforcedPowerLimit, u32, "power", gpu->limit * 1000)
 ANSWER(nvmlDeviceGetPowerManagementLimit, u32, "", gpu->limit * 1000)
 ANSWER(nvmlDeviceGetTotalEnergyConsumption, u64, "", 1000ull * gpu->power)
 ANSWER(nvmlDeviceGetPerformanceState, int, "", gpu->util ? 0 : 8)
@@ -297,10 +309,11 @@ ANSWER(nvmlDeviceGetComputeMode, int, "", 0)
 ANSWER(nvmlDeviceGetPersistenceMode, int, "", 1)
 ANSWER(nvmlDeviceGetDisplayActive, int, "", 0)
 ANSWER(nvmlDeviceGetDisplayMode, int, "", 0)
-ANSWER(nvmlDeviceGetCurrentClocksThrottleReasons, u64, "", 0)
-status nvmlDeviceGetClockInfo(void *handle, int kind, u32 *answer) { FIND; *answer = kind == 2 ? 1215 : 1410; return OK; }
+ANSWER(nvmlDeviceGetCurrentClocksThrottleReasons, u64, "throttle", gpu->throttle)
+ANSWER(nvmlDeviceGetCurrentClocksEventReasons, u64, "throttle", gpu->throttle)
+status nvmlDeviceGetClockInfo(void *handle, int kind, u32 *answer) { FIND_WITH("clock"); *answer = kind == 2 ? 1215 : gpu->clock; return OK; }
 status nvmlDeviceGetMaxClockInfo(void *handle, int kind, u32 *answer) { FIND; *answer = kind == 2 ? 1215 : 1410; return OK; }
-status nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, u64 *answer) { (void)kind; (void)counter; FIND; *answer = 0; return OK; }
+status nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, u64 *answer) { (void)counter; FIND_WITH("ecc"); *answer = kind == 1 ? gpu->ecc : 0; return OK; }
 
 /* MIG */
 status nvmlDeviceGetMigMode(void *handle, u32 *current, u32 *pending) {
@@ -416,7 +429,36 @@ status nvmlDeviceGetMemoryAffinity(void *handle, u32 words, unsigned long *nodes
     nodes[gpu->numa / 64] = 1ul << gpu->numa % 64;
     return OK;
 }
-status nvmlDeviceGetPcieThroughput(void *handle, int counter, u32 *answer) { (void)counter; FIND; *answer = 1000; return OK; }
+/* Fields: bytes over PCIe (198 in, 197 out) and KiB over all NVLinks (139 in, 138 out) since the driver started. */
+typedef struct { u32 field, scope; long long time, latency; int type, answer; u64 value; } FieldValue;
+status nvmlDeviceGetFieldValues(void *handle, int wanted, FieldValue *values) {
+    FIND;
+    for (int i = 0; i < wanted; i++) {
+        int pcie = values[i].field == 197 || values[i].field == 198, link = values[i].field == 138 || values[i].field == 139;
+        u64 *counter = &counted[gpu->index][2 * link + values[i].field % 2];
+        values[i].answer = lacks(gpu, "counters") || !(pcie || (link && gpu->nvlink)) ? NOT_SUPPORTED : OK;
+        values[i].type = 3;
+        values[i].value = *counter += pcie ? gpu->pcie : gpu->nvlinkkib;
+    }
+    return OK;
+}
+/* Events: a GPU with xid= tells it once to a set that it is registered with. */
+typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instance; } Event;
+status nvmlEventSetCreate(void **set) { *set = (void *)1; return OK; }
+status nvmlEventSetFree(void *set) { (void)set; return OK; }
+status nvmlDeviceRegisterEvents(void *handle, u64 types, void *set) { (void)types; (void)set; FIND_WITH("events"); watched[gpu->index] = 1; return OK; }
+status nvmlEventSetWait_v2(void *set, Event *event, u32 timeout_ms) {
+    (void)set; (void)timeout_ms;
+    read_machine();
+    for (int i = 0; i < count; i++)
+        if (watched[i] && gpus[i].xid && told[i] != gpus[i].xid) {
+            told[i] = gpus[i].xid;
+            event->device = (void *)(long)(i + 1), event->type = 8, event->data = gpus[i].xid;
+            return OK;
+        }
+    return TIMEOUT;
+}
+status nvmlDeviceGetPcieThroughput(void *handle, int counter, u32 *answer) { (void)counter; FIND_WITH("pcie"); *answer = 1000; return OK; }
 ANSWER(nvmlDeviceGetMaxPcieLinkGeneration, u32, "pcie", gpu->pciegen)
 ANSWER(nvmlDeviceGetMaxPcieLinkWidth, u32, "pcie", 16)
 ANSWER(nvmlDeviceGetCurrPcieLinkWidth, u32, "pcie", gpu->pciewidth)

@@ -1,0 +1,120 @@
+"""Which model of GPU a cluster's type is: `a100` may be one of four, and the nodes' features often tell which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.errors import UserError
+from trainwright.hardware import catalog
+from trainwright.hardware.slurm.cluster import Cluster, Node
+
+_MEMORY_FEATURE: Final = re.compile(
+    r"(?:(?P<gpu>gpu|vram|gmem)[:_=-]?(?:mem)?[:_=-]?)?(?P<gib>\d{1,3})(?P<unit>gi?b?)?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """The catalogue's key for a type, None where it is not known; `others` are the keys it may be as well.
+
+    `reason` says what told it, and `features` which of the node's were needed to tell.
+    """
+
+    key: str | None
+    reason: str
+    others: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether it may be another model."""
+        return bool(self.others)
+
+
+def model_of(kind: str | None, features: Sequence[str], told: Mapping[str, str]) -> GpuModel:
+    """Return the model of a type on a node with these features; `told` is what the user says of types.
+
+    Where several are possible the one with the least memory is taken: what fits on it fits on all.
+    """
+    if kind is not None and kind in told:
+        return GpuModel(key=told[kind], reason="as you say")
+    found = list(catalog.variants_of(kind)) if kind else []
+    used: list[str] = []
+    for feature in features:
+        value = re.split(r"[:=]", feature)[-1]
+        narrower = _narrowed(found, feature, value)
+        if narrower and (not found or len(narrower) < len(found)):
+            found = narrower
+            used.append(feature)
+    if not found:
+        return GpuModel(key=None, reason="not in the catalogue" if kind else "the cluster does not say which")
+    chosen = min(found, key=lambda gpu: gpu.total_bytes or 0)
+    named = f"the type {kind}" if kind and catalog.variants_of(kind) else "the node's features"
+    reason = named + (f" and the feature {', '.join(used)}" if used and named != "the node's features" else "")
+    others = tuple(gpu.key for gpu in found if gpu is not chosen)
+    return GpuModel(key=chosen.key, reason=reason, others=others, features=tuple(used))
+
+
+def told_types(pairs: Sequence[str], cluster: Cluster) -> dict[str, str]:
+    """Return what the user says of types, as `a100=a100-80gb`.
+
+    Raises:
+        UserError: a type that the cluster does not have, or a model that is not in the catalogue; all at once.
+    """
+    told: dict[str, str] = {}
+    problems: list[str] = []
+    there = [kind for kind in cluster.gpu_types if kind is not None]
+    for pair in pairs:
+        kind, equals, model = pair.partition("=")
+        if not equals or kind not in there:
+            problems.append(
+                f"`{pair}`: write TYPE=MODEL with one of the types {', '.join(there) or '(there are none)'}"
+            )
+            continue
+        try:
+            told[kind] = catalog.find(model).key
+        except UserError as error:
+            problems.append(f"`{pair}`: {error.message}; {'; '.join(error.hints)}")
+    if problems:
+        raise UserError("--gpu-type cannot be used", problems=problems)
+    return told
+
+
+def assumptions(cluster: Cluster, told: Mapping[str, str]) -> list[str]:
+    """Return a sentence for every type that is assumed or unknown, with what to do about it."""
+    found: dict[str, None] = {}
+    for node in cluster.nodes:
+        for gpus in node.gpus:
+            model = model_of(gpus.type, node.features, told)
+            named = gpus.type or f"GPUs of {node.name}"
+            if model.key is None:
+                what = f"say what it is: --gpu-type {gpus.type}=MODEL" if gpus.type else "no request for it is planned"
+                found[f"{named}: {model.reason}; {what}"] = None
+            elif model.is_assumed:
+                told_by = f"--gpu-type {gpus.type}={model.others[-1]}" if gpus.type else "ask the administrators"
+                found[
+                    f"{named} may be {', '.join((model.key, *model.others))}: {model.key} is assumed, the smallest; "
+                    f"if it is another: {told_by}"
+                ] = None
+    return list(found)
+
+
+def key_of(node: Node, kind: str | None, told: Mapping[str, str]) -> str | None:
+    """Return the catalogue's key of a type on a node."""
+    return model_of(kind, node.features, told).key
+
+
+def _narrowed(found: Sequence[catalog.Gpu], feature: str, value: str) -> list[catalog.Gpu]:
+    """What a feature leaves of the models found so far, or where none is, what it names itself."""
+    named = catalog.variants_of(value)
+    if not found:
+        return list(named)
+    if kept := [gpu for gpu in found if gpu in named]:
+        return kept
+    match = _MEMORY_FEATURE.fullmatch(feature) or (_MEMORY_FEATURE.fullmatch(value) if value != feature else None)
+    if match is None or not (match["gpu"] or match["unit"]):
+        return []
+    return [gpu for gpu in found if gpu.memory_gib is not None and int(gpu.memory_gib.value) == int(match["gib"])]

@@ -1,0 +1,248 @@
+"""The batch process of a Slurm job: `python -m trainwright.launch.slurm.batch job.json`.
+
+It plans for what the job really got, starts one launcher a node with srun, and has the job go on after a stop. What
+it says goes to the job's .out; .err holds what others write.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.inventory import Device
+from trainwright.hardware.prints import gpu_info_block, mixed_gpus_block, strategy_line
+from trainwright.hardware.slurm.commands import run_slurm
+from trainwright.job.schema import Job
+from trainwright.launch.own_script.running import script_ranks
+from trainwright.launch.running import TrainOptions, plan_on, run_planned
+from trainwright.launch.several import built_in_trainer, on_nodes
+from trainwright.launch.slurm.allocation import Allocation, gpus_of, inventory_of, meeting_address, read_allocation
+from trainwright.launch.slurm.jobs import HOLDING, find_job
+from trainwright.launch.slurm.submission import Submission, Submitted
+from trainwright.launch.slurm.waiting import record_wait
+from trainwright.launch.supervision import StopAsked
+from trainwright.plan.choose import Plan
+from trainwright.plan.slurm.wait import PastWait
+from trainwright.runs.checkpoints import newest_valid
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.lock import RunLock
+from trainwright.runs.records import read
+from trainwright.runs.writing import read_json
+
+MOST_TRIES: Final = 3
+"""Lives of a job that may end without a word and without a new checkpoint, one after the other."""
+_RULE: Final = "=" * 40
+
+
+def main(job_json: Path) -> ExitCode:
+    """Bring the run on as far as this job reaches.
+
+    Raises:
+        UserError: the run cannot go on; the job is to fail.
+    """
+    submission = Submission.read(job_json)
+    folder, job_id = submission.folder, os.environ["SLURM_JOB_ID"]
+    # Slurm may ask several times for one stop, and sends SIGKILL where it means to end all by force.
+    stop = StopAsked(most=1)
+    with stop.listening(), redirect_stderr(sys.stdout):
+        allocation = read_allocation(job_id)
+        _say(*job_info(allocation))
+        keep_wait(submission, allocation)
+        job, plan = plan_there(submission, allocation)
+        require_progress(folder, submission.after_attempt)
+        address = meeting_address(allocation)
+        _say(f"Master address: {address}", _RULE, "Starting Training", _RULE)
+        code = run_planned(
+            folder,
+            job,
+            plan,
+            TrainOptions(allow=submission.allow, max_restarts=MOST_TRIES),
+            stop,
+            start_ranks=on_nodes(
+                len(allocation.nodes),
+                address,
+                partial(_srun, len(allocation.nodes), submission.request.cpus),
+                # On SIGTERM srun ends its step by force; every other signal it passes on.
+                stop_signal=signal.SIGUSR2,
+                command_of=(built_in_trainer if job.script is None else script_ranks(job, plan, len(allocation.nodes))),
+            ),
+            lock=RunLock(folder, is_gone=partial(is_gone, job_id)),
+        )
+        _end(submission, allocation, code)
+    return code
+
+
+def job_info(allocation: Allocation) -> list[str]:
+    """Return the Job Info block of a job's log (S0-35)."""
+    again = f" (restart {allocation.job.restarts})" if allocation.job.restarts else ""
+    return [
+        _RULE,
+        "Job Info",
+        _RULE,
+        f"Job ID: {allocation.job.job_id}{again}",
+        f"Start time: {allocation.job.start}",
+        f"Node: {', '.join(allocation.nodes)}",
+        f"Number of GPUs: {allocation.gpus}",
+    ]
+
+
+def keep_wait(submission: Submission, allocation: Allocation) -> None:
+    """Keep how long the job waited against what Slurm told, for later estimates; only of one that nothing held back."""
+    job, request, told_s = allocation.job, submission.request, submission.told_wait_s
+    if told_s is None or job.waited_s is None or job.restarts or "SLURM_JOB_DEPENDENCY" in os.environ:
+        return
+    not_kept = record_wait(
+        PastWait(
+            job_id=job.job_id,
+            cluster=submission.cluster,
+            partition=request.partition,
+            gpu_type=request.gpu_type,
+            gpus=request.gpus,
+            told_s=told_s,
+            waited_s=job.waited_s,
+        )
+    )
+    if not_kept is not None:
+        _say(not_kept)
+
+
+def plan_there(submission: Submission, allocation: Allocation) -> tuple[Job, Plan]:
+    """Plan for what the job got, and print it: GPUs, warnings, and the line of the strategy (S0-25 to S0-29, S0-36).
+
+    Raises:
+        UserError: the job does not run on that.
+    """
+    job = submission.job
+    gpus = gpus_of(allocation)
+    if gpus:
+        _say(*gpu_info_block(gpus), *mixed_gpus_block(gpus))
+    inventory = inventory_of(allocation, job.resources.device)
+    whole = len(allocation.nodes) > 1 or job.resources.gpus != "auto" or job.resources.ranks != "auto"
+    made, plan = plan_on(job, submission.given, inventory, inventory.devices, may_leave_idle=not whole)
+    _say(*strategy_lines(plan))
+    if gpus and plan.layout.device == "cpu":
+        _say(*_left_idle(submission, allocation, gpus))
+    return made, plan
+
+
+def strategy_lines(plan: Plan) -> list[str]:
+    """Return how the ranks share the work in a line, with the guide's own words for a ZeRO stage."""
+    line = strategy_line(plan.layout.strategy, plan.devices)
+    layout = plan.layout
+    ranks = f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'}"
+    return [*([line] if line else []), f"Plan: {ranks}, {layout.strategy}, {layout.precision}"]
+
+
+def _left_idle(submission: Submission, allocation: Allocation, gpus: Sequence[Device]) -> list[str]:
+    """Say what the GPUs of a job that asks for the processor would do."""
+    job = submission.job
+    resources = job.resources.model_copy(update={"device": "cuda", "ranks": "auto", "strategy": "auto"})
+    inventory = inventory_of(allocation, "cuda")
+    try:
+        _, plan = plan_on(
+            job.model_copy(update={"resources": resources}), submission.given, inventory, gpus, may_leave_idle=False
+        )
+    except UserError as error:
+        return [f"warning: resources.device=cpu leaves the GPUs idle (on them: {error.message})"]
+    return ["warning: resources.device=cpu leaves the GPUs idle; with resources.device=auto:", *strategy_lines(plan)]
+
+
+def require_progress(folder: RunFolder, after_attempt: int) -> None:
+    """Refuse to start where the last attempts after `after_attempt` ended without a word and without a checkpoint.
+
+    Raises:
+        UserError: exit 1; with where to look.
+    """
+    if not folder.run_json.exists():
+        return
+    _, manifest, _ = newest_valid(folder)
+    step = manifest.step if manifest else 0
+    stopped = {event["attempt"] for event in read(folder.events_jsonl) if event["event"] == "stopped"}
+    tries = 0
+    for attempt in range(folder.attempt, after_attempt, -1):
+        start = folder.attempt_dir(attempt) / "start.json"
+        if start.exists() and (attempt in stopped or read_json(start)["step"] != step):
+            break
+        tries += 1
+    if tries >= MOST_TRIES:
+        raise UserError(
+            f"{tries} attempts in a row brought no checkpoint after step {step:,}; another would do no better",
+            hints=[f"look at their logs in {folder.logs_dir}", f"then go on: trainwright resume {folder.path}"],
+            exit_code=ExitCode.FAILED,
+        )
+
+
+def is_gone(job_id: str, holder: Mapping[str, Any]) -> bool:
+    """Say whether who holds the run lock has lost its nodes, whatever lives on there; `job_id` is this job.
+
+    A node that Slurm has given up may still run an earlier life of this job; its attempt is fenced off.
+    """
+    held_by = holder.get("slurm_job_id")
+    if not isinstance(held_by, str) or not held_by.isdigit():
+        return False
+    if held_by == job_id:
+        return True
+    job = find_job(held_by)
+    return job is None or job.state not in HOLDING
+
+
+def _srun(nodes: int, cpus: int, file: Path) -> list[list[str]]:
+    options = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
+    # Since 22.05 srun does not take over --cpus-per-task. Once a node's launcher has failed, the others wait in vain.
+    launcher = [sys.executable, "-m", "trainwright.launch.node", str(file)]
+    return [["srun", *options, "--kill-on-bad-exit=1", "--mpi=none", "--", *launcher]]
+
+
+def _end(submission: Submission, allocation: Allocation, code: ExitCode) -> None:
+    now = datetime.datetime.now().isoformat(timespec="seconds")
+    if code is ExitCode.STOPPED:
+        _say(_go_on(submission, allocation))
+        return
+    _say(f"Job completed: {now}" if code is ExitCode.DONE else f"Job failed: {now} (exit {code:d})")
+    if rest := [job_id for job_id in _chained(submission) if job_id != allocation.job.job_id]:
+        # Those that wait would find the run finished, or fail as this one did.
+        run_slurm("scancel", *rest)
+
+
+def _chained(submission: Submission) -> tuple[str, ...]:
+    return Submitted.read(submission.folder).job_ids if submission.chain else ()
+
+
+def _go_on(submission: Submission, allocation: Allocation) -> str:
+    """Have Slurm start this job once more; return what was done."""
+    if submission.chain:
+        return "The next job of the chain goes on"
+    job_id = allocation.job.job_id
+    by_hand = f"go on from the login node: trainwright resume {submission.folder.path}"
+    try:
+        job = find_job(job_id)
+        if job is None or job.state != "RUNNING" or job.restarts != allocation.job.restarts:
+            # Cancelled, or Slurm itself has put it back into the queue; asked again, it would undo a cancellation.
+            return "Stopped"
+        done = run_slurm("scontrol", "requeue", job_id)
+    except UserError as error:
+        return f"Not requeued ({error.message}); {by_hand}"
+    if done.returncode:
+        return f"Not requeued ({' '.join(done.stderr.split())}); {by_hand}"
+    return "Requeued: this job goes on from here"
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except UserError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

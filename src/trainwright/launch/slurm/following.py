@@ -1,0 +1,203 @@
+"""A submitted run from outside: where it stands, its log, its end, and its next beginning."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.slurm.commands import slurm_output
+from trainwright.launch.resume import finished_record
+from trainwright.launch.showing import UNPRINTABLE
+from trainwright.launch.slurm.jobs import SlurmJob, find_job
+from trainwright.launch.slurm.submission import Submission, Submitted, live_jobs, submit
+from trainwright.launch.slurm.waiting import expected_start
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.records import read
+
+POLL_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Where a run stands; `state` is Slurm's word for the job at hand, None once Slurm has forgotten all of them.
+
+    `step` is the last step trained, `checkpoint` the last one saved. `outcome` is finished, stopped, failed or lost
+    once no job is left, None while one is.
+    """
+
+    run: str
+    job_ids: tuple[str, ...]
+    job_id: str | None
+    state: str | None
+    reason: str | None
+    nodes: str | None
+    starts: str | None
+    restarts: int
+    attempt: int
+    step: int
+    total_steps: int | None
+    checkpoint: int | None
+    outcome: str | None
+    log: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as plain data."""
+        return {"schema_version": 1, **dataclasses.asdict(self)}
+
+    def lines(self) -> list[str]:
+        """Return the status for people, with what to do where something is to be done."""
+        of_all = f" of {self.total_steps:,}" if self.total_steps else ""
+        saved = "nothing saved" if self.checkpoint is None else f"saved at step {self.checkpoint:,}"
+        lines = [f"Run folder: {self.run}", f"Step {self.step:,}{of_all}, {saved}, attempt {self.attempt}"]
+        if self.job_id is not None and self.state is not None:
+            about = [self.nodes or "", self.reason if self.reason not in (None, "None") else ""]
+            start = f"starts at the latest about {self.starts}" if self.starts else ""
+            told = ", ".join(part for part in (*about, start) if part)
+            lines.append(f"Job {self.job_id}: {self.state}" + (f" ({told})" if told else ""))
+        if self.restarts:
+            lines.append(f"Restarted {self.restarts} times")
+        if self.outcome is not None:
+            lines.append(f"Outcome: {self.outcome}")
+        if self.outcome in ("stopped", "failed", "lost"):
+            lines.append(f"To go on: trainwright resume {self.run}")
+        if self.log is not None:
+            lines.append(f"Log: {self.log}")
+        return lines
+
+
+def run_folder(run: str, output_dir: Path) -> RunFolder:
+    """Return the folder of a run given by its name under `output_dir`, or by the folder itself.
+
+    Raises:
+        UserError: exit 4; there is no such run.
+    """
+    for path in (Path(run), output_dir / run):
+        if (path / "run.json").is_file():
+            return RunFolder(path.absolute())
+    raise UserError(
+        f"there is no run `{run}`, neither as a folder nor in {output_dir.absolute()}",
+        hints=["give the run's folder, or the folder of its runs: --output-dir DIR"],
+        exit_code=ExitCode.MISSING,
+    )
+
+
+def status_of(folder: RunFolder) -> Status:
+    """Return where a run stands, from Slurm as long as it knows the jobs and from the run folder.
+
+    Raises:
+        UserError: the run was never submitted, or (exit 4) Slurm does not answer.
+    """
+    job_ids = Submitted.read(folder).job_ids
+    jobs = [job for job in map(find_job, job_ids) if job is not None]
+    live = [job for job in jobs if job.is_live]
+    job = live[0] if live else jobs[-1] if jobs else None
+    steps = [record for record in read(folder.metrics_jsonl) if record.get("kind") == "train"]
+    checkpoints = folder.checkpoints()
+    logs = job_logs(folder)
+    return Status(
+        run=str(folder.path),
+        job_ids=job_ids,
+        job_id=job.job_id if job else None,
+        state=job.state if job else None,
+        reason=job.reason if job else None,
+        nodes=job.nodes if job and job.nodes != "(null)" else None,
+        starts=expected_start(job.job_id) if job and job.state == "PENDING" else None,
+        restarts=job.restarts if job else 0,
+        attempt=folder.attempt,
+        step=steps[-1]["step"] if steps else 0,
+        total_steps=_total_steps(folder),
+        checkpoint=checkpoints[0][0] if checkpoints else None,
+        outcome=None if live else _outcome(folder, job),
+        log=str(logs[-1]) if logs else None,
+    )
+
+
+def job_logs(folder: RunFolder) -> list[Path]:
+    """Return the output of the run's jobs, oldest first."""
+    found = [path for path in folder.logs_dir.glob("train_*_*.out") if re.search(r"_\d+\.out$", path.name)]
+    return sorted(found, key=lambda path: int(path.stem.rsplit("_", 1)[1]))
+
+
+def said(folder: RunFolder) -> Iterator[str]:
+    """Yield the lines of the run's log so far."""
+    for path in job_logs(folder):
+        yield from _new_lines(path, {})
+
+
+def follow(folder: RunFolder) -> Iterator[str]:
+    """Yield the lines of the run's log as they come, from one job to the next, until no job is left."""
+    told: dict[Path, int] = {}
+    while True:
+        live = live_jobs(folder)
+        for path in job_logs(folder):
+            yield from _new_lines(path, told)
+        if not live:
+            return
+        time.sleep(POLL_S)
+
+
+def cancel(folder: RunFolder) -> list[str]:
+    """Cancel the run's jobs that live, and return their ids; the ranks save within the grace that the cluster gives.
+
+    Raises:
+        UserError: Slurm refuses.
+    """
+    live = live_jobs(folder)
+    if live:
+        slurm_output("scancel", *live)
+    return live
+
+
+def resume(folder: RunFolder, links: int = 1) -> Submitted:
+    """Submit the run's script once more.
+
+    Raises:
+        UserError: it is finished, or a job of it lives; or Slurm refuses.
+    """
+    if live := live_jobs(folder):
+        raise UserError(
+            f"job {', '.join(live)} of this run is in the queue or runs", hints=[f"trainwright status {folder.path}"]
+        )
+    if finished_record(folder) is not None:
+        raise UserError(f"the run is finished: {folder.final_model_dir}")
+    submission = Submission.read(folder.job_json)
+    again = dataclasses.replace(submission, chain=links > 1, after_attempt=folder.attempt)
+    again.write()
+    return submit(again, links)
+
+
+def _outcome(folder: RunFolder, job: SlurmJob | None) -> str:
+    if finished_record(folder) is not None:
+        return "finished"
+    ends = [e for e in read(folder.events_jsonl) if e.get("event") in ("started", "stopped", "failed")]
+    if ends and ends[-1]["event"] != "started":
+        return str(ends[-1]["event"])
+    if job is not None and job.state == "CANCELLED":
+        return "stopped"
+    return "failed" if job is not None and job.state == "FAILED" else "lost"
+
+
+def _total_steps(folder: RunFolder) -> int | None:
+    """What rank 0 last said of the course; None before it did."""
+    logs = sorted(folder.logs_dir.glob("attempt_*/rank_0.log"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(logs):
+        found = re.search(r"([\d,]+) steps in all", path.read_text(errors="replace"))
+        if found:
+            return int(found[1].replace(",", ""))
+    return None
+
+
+def _new_lines(path: Path, told: dict[Path, int]) -> Iterator[str]:
+    with path.open("rb") as file:
+        file.seek(told.get(path, 0))
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    told[path] = told.get(path, 0) + len(whole)
+    for line in whole.decode("utf-8", "replace").splitlines():
+        yield UNPRINTABLE.sub("", line)

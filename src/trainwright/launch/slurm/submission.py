@@ -1,0 +1,241 @@
+"""`trainwright submit`: the run folder, the script in it, and its jobs in Slurm's queue."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.reading import printable
+from trainwright.hardware.slurm.commands import run_slurm
+from trainwright.job.loading import LoadedJob
+from trainwright.job.schema import Job
+from trainwright.launch.running import given_keys
+from trainwright.launch.slurm.jobs import find_job
+from trainwright.launch.slurm.script import ScriptInput, sbatch_options, script_text
+from trainwright.plan.requirements import require_runnable
+from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.wait import Wait
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.writing import read_json, write_json_atomic, write_text_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What the batch process is told, in launcher/job.json; `given` are the keys that the user wrote.
+
+    `chain`: another job waits behind this one, which therefore does not requeue itself. Attempts up to
+    `after_attempt` were made before this submission. `told_wait_s` is how long Slurm said that it would wait.
+    """
+
+    job: Job
+    given: tuple[str, ...]
+    request: SlurmRequest
+    allow: tuple[str, ...] = ()
+    chain: bool = False
+    after_attempt: int = 0
+    cluster: str = ""
+    told_wait_s: float | None = None
+    working_dir: str
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run."""
+        return RunFolder(Path(self.job.output_dir) / self.job.name)
+
+    @property
+    def script_input(self) -> ScriptInput:
+        """What the script is made of."""
+        folder = self.folder
+        return ScriptInput(
+            name=self.job.name,
+            request=self.request,
+            job_json=folder.job_json,
+            logs_dir=folder.logs_dir,
+            working_dir=Path(self.working_dir),
+        )
+
+    def write(self) -> None:
+        """Write launcher/job.json."""
+        write_json_atomic(
+            self.folder.job_json,
+            {
+                "schema_version": 1,
+                "job": self.job.model_dump(mode="json"),
+                "given": sorted(self.given),
+                "request": self.request.to_json(),
+                "allow": list(self.allow),
+                "chain": self.chain,
+                "after_attempt": self.after_attempt,
+                "cluster": self.cluster,
+                "told_wait_s": self.told_wait_s,
+                "working_dir": self.working_dir,
+            },
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Submission:
+        """Return what `write` wrote."""
+        content: dict[str, Any] = read_json(path)
+        fields = {field.name for field in dataclasses.fields(SlurmRequest)}
+        return cls(
+            job=Job.model_validate(content["job"]),
+            given=tuple(content["given"]),
+            request=SlurmRequest(**{key: value for key, value in content["request"].items() if key in fields}),
+            allow=tuple(content["allow"]),
+            chain=content["chain"],
+            after_attempt=content["after_attempt"],
+            cluster=content["cluster"],
+            told_wait_s=content["told_wait_s"],
+            working_dir=content["working_dir"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """The jobs of the last submission, in launcher/submitted.json; of a chain, in their order."""
+
+    job_ids: tuple[str, ...]
+    submitted_at: str
+
+    def write(self, folder: RunFolder) -> None:
+        """Write the file."""
+        write_json_atomic(folder.submitted_json, {"schema_version": 1, **dataclasses.asdict(self)})
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Submitted:
+        """Return what `write` wrote.
+
+        Raises:
+            UserError: the run was never submitted.
+        """
+        try:
+            content = read_json(folder.submitted_json)
+        except FileNotFoundError:
+            raise UserError(
+                f"the run in {folder.path} was not submitted to Slurm",
+                hints=["submit it: trainwright submit JOB"],
+                exit_code=ExitCode.MISSING,
+            ) from None
+        return cls(job_ids=tuple(content["job_ids"]), submitted_at=content["submitted_at"])
+
+
+def new_submission(
+    loaded: LoadedJob, request: SlurmRequest, cluster: str, wait: Wait, *, allow: Sequence[str], links: int
+) -> Submission:
+    """Return the submission of a job with a request, `links` jobs of it one after the other; `wait` is what Slurm told.
+
+    Raises:
+        UserError: the job cannot run like that, Slurm refuses it, or a job of the same run is in the queue.
+    """
+    if wait.refused is not None:
+        raise UserError(
+            f"Slurm would not take the job: {wait.refused}",
+            hints=["see what there is to ask for: trainwright gpus --slurm"],
+            exit_code=ExitCode.MISSING,
+        )
+    job = loaded.job
+    require_runnable(job)
+    if isinstance(job.resources.gpus, list):
+        raise UserError(
+            "resources.gpus names GPUs of one machine, and Slurm chooses which ones a job gets",
+            hints=["resources.gpus=auto, and --gres says how many"],
+        )
+    ranks = 1 if job.resources.device == "cpu" and job.resources.ranks == "auto" else job.resources.ranks
+    if ranks != "auto" and ranks % request.nodes:
+        raise UserError(
+            f"resources.ranks={ranks} on {request.nodes} nodes: torchrun starts as many ranks on each node",
+            hints=[f"resources.ranks={request.gpus}"],
+        )
+    folder = RunFolder(Path(job.output_dir) / job.name)
+    if folder.submitted_json.exists() and (live := live_jobs(folder)):
+        raise UserError(
+            f"job {', '.join(live)} of the run {folder.path} is in the queue or runs",
+            hints=[
+                f"trainwright status {folder.path}",
+                f"trainwright cancel {folder.path}",
+                "or give the run another name",
+            ],
+        )
+    return Submission(
+        job=job.model_copy(update={"output_dir": str(folder.path.parent)}),
+        given=tuple(given_keys(loaded)),
+        request=request,
+        allow=tuple(allow),
+        chain=links > 1,
+        after_attempt=folder.attempt,
+        cluster=cluster,
+        told_wait_s=wait.told_s,
+        working_dir=str(Path.cwd()),
+    )
+
+
+def live_jobs(folder: RunFolder) -> list[str]:
+    """Return the ids of the run's jobs that wait or have nodes.
+
+    Raises:
+        UserError: the run was never submitted, or (exit 4) Slurm does not answer.
+    """
+    return [job.job_id for job in map(find_job, Submitted.read(folder).job_ids) if job is not None and job.is_live]
+
+
+def read_template(path: Path | None) -> str | None:
+    """Return a site's own template; UserError if it cannot be read."""
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the template {path} cannot be read: {error}") from error
+
+
+def write_submission(submission: Submission, template: str | None = None) -> Path:
+    """Write the files of a submission into the run folder, and return the path of the script.
+
+    Raises:
+        UserError: no script can be made of it; nothing was written.
+    """
+    text = script_text(submission.script_input, template)
+    folder = submission.folder
+    folder.create()
+    folder.logs_dir.mkdir(mode=0o700, exist_ok=True)
+    folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
+    submission.write()
+    write_text_atomic(folder.job_sbatch, text)
+    return folder.job_sbatch
+
+
+def submit(submission: Submission, links: int = 1) -> Submitted:
+    """Give the written script to Slurm, `links` times in a chain, and return the jobs.
+
+    Raises:
+        UserError: exit 4; Slurm refuses it.
+    """
+    folder, job_ids = submission.folder, list[str]()
+    for _ in range(links):
+        # After any end of the one before: after a good one only, the others would wait for ever behind a failure.
+        behind = [f"--dependency=afterany:{job_ids[-1]}"] if job_ids else []
+        job_ids.append(_sbatch(submission, behind))
+    submitted = Submitted(
+        job_ids=tuple(job_ids), submitted_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    )
+    submitted.write(folder)
+    return submitted
+
+
+def _sbatch(submission: Submission, more: list[str]) -> str:
+    # On the command line too: SBATCH_* variables of a user or a site win over the script, and these over both.
+    options = [*sbatch_options(submission.script_input), *more]
+    done = run_slurm("sbatch", "--parsable", *options, str(submission.folder.job_sbatch))
+    job_id = done.stdout.strip().split(";")[0]
+    if done.returncode or not re.fullmatch(r"[0-9]+", job_id):
+        said = printable(" ".join((done.stderr or done.stdout).split())) or f"exit {done.returncode}"
+        raise UserError(
+            f"Slurm does not take the job: {said}",
+            hints=["see what there is to ask for: trainwright gpus --slurm"],
+            exit_code=ExitCode.MISSING,
+        )
+    return job_id
