@@ -27,11 +27,18 @@ def train(
     max_restarts: Annotated[
         int, typer.Option(metavar="N", min=0, help="Restarts without a new checkpoint after a rank was killed.")
     ] = 3,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="HOST,HOST", help="Train on several machines over ssh; the first is this one."),
+    ] = None,
 ) -> None:
     """Train the job: the same command starts it, resumes it, or says that it is finished."""
+    from trainwright.doctor.before.checked import lines_of
+    from trainwright.doctor.before.checking import short_check
     from trainwright.job.loading import load_job
     from trainwright.launch.running import TrainOptions
     from trainwright.launch.running import train as run
+    from trainwright.launch.showing import tell
 
     options = TrainOptions(
         gpus=gpus,
@@ -40,8 +47,16 @@ def train(
         dry_run=dry_run,
         allow=tuple(allow or ()),
         max_restarts=max_restarts,
+        asked=(job, *(overrides or ())),
     )
-    raise typer.Exit(run(load_job(job, overrides or ()), options))
+    loaded = load_job(job, overrides or ())
+    for line in lines_of(short_check(loaded)):
+        tell(line)
+    if nodes is None:
+        raise typer.Exit(run(loaded, options))
+    from trainwright.launch.ssh import hosts_of, train_on_hosts
+
+    raise typer.Exit(train_on_hosts(loaded, hosts_of(nodes), options))
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,16 @@ from typing import Any
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import Job
 from trainwright.launch.contract import contract_of
+from trainwright.launch.failures import Failure
 from trainwright.launch.files.deepspeed import engine_config
-from trainwright.launch.resume import Start, choose_start, is_finished
+from trainwright.launch.less_memory import as_remembered, changed_plan, remedies, remember, smaller
+from trainwright.launch.resume import choose_start, is_finished
 from trainwright.launch.showing import tell
-from trainwright.launch.supervision import StopAsked, open_attempt, run_prepare
+from trainwright.launch.supervision import Ready, StopAsked, open_attempt, run_prepare
+from trainwright.out_of_memory import first_words
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json, write_json_atomic
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A run whose ranks can start: under which contract, where from, and how to choose that again after a restart."""
-
-    contract: Mapping[str, Any]
-    start: Start
-    choose: Callable[[], Start]
 
 
 def make_ready(
@@ -48,23 +41,67 @@ def make_ready(
 ) -> Ready | ExitCode:
     """Write the run's files, prepare its data and choose its start; return an exit code where nothing is to be run.
 
-    `plan` is what plan.json holds.
+    `plan` is what plan.json holds. A layout whose memory did not suffice in an earlier attempt gives way to the one
+    that followed it.
 
     Raises:
         UserError: a resume would break the contract; what the folder says of its run is as it was.
     """
-    layout = Layout(**plan["layout"])
+    remembered = as_remembered(folder, Layout.from_json(plan["layout"]))
+    plan = changed_plan(plan, remembered)
+    for line in remembered.lines:
+        tell(line)
     with _unchanged_if_refused(folder):
         write_run_files(folder, job, plan)
         code = run_prepare(folder, stop)
         if code is not ExitCode.DONE:
             return code
-        contract = contract_of(job, layout, plan["learning_rate"], read_json(folder.prepared_json))
+        contract = contract_of(job, remembered.layout, plan["learning_rate"], read_json(folder.prepared_json))
         if resume is None and is_finished(folder, contract, allowed):
             tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
             return ExitCode.DONE
         choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
-        return Ready(contract, choose(), choose)
+        return Ready(remembered.layout, contract, choose(), choose)
+
+
+def make_ready_with_less_memory(
+    folder: RunFolder,
+    job: Job,
+    cause: Failure,
+    attempt: int,
+    *,
+    asked: Sequence[str],
+    resume: str | None = None,
+    allowed: Collection[str] = (),
+) -> Ready:
+    """Change the run's layout to one that needs less memory, and say so.
+
+    `cause` is what ended `attempt`; `asked` is the job and its overrides as the user named them.
+
+    Raises:
+        UserError: the job allows no layout that needs less (exit code 77), with commands that would.
+    """
+    plan = read_json(folder.plan_json)
+    layout = Layout.from_json(plan["layout"])
+    change = None
+    if not (cause.killed_by_kernel and layout.device == "cuda"):  # a micro-batch lies in the GPU's memory
+        doing = cause.out_of_memory_in or "training"
+        change = smaller(job, layout, doing, f"memory ran out in {doing}, attempt {attempt}")
+    if change is None:
+        raise UserError(
+            "out of memory, and the job allows no layout that needs less",
+            problems=[first_words(cause.text) or cause.describe()],
+            hints=remedies(job, layout, cause.text, asked),
+            exit_code=ExitCode.OUT_OF_MEMORY,
+        )
+    remember(folder, attempt, layout, change)
+    for line in change.lines:
+        tell(line)
+    plan = changed_plan(plan, change)
+    write_run_files(folder, job, plan)
+    contract = contract_of(job, change.layout, plan["learning_rate"], read_json(folder.prepared_json))
+    choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
+    return Ready(change.layout, contract, choose(), choose)
 
 
 def write_run_files(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> None:
@@ -72,7 +109,7 @@ def write_run_files(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> Non
     write_json_atomic(folder.resolved_json, job.model_dump(mode="json"))
     write_json_atomic(folder.plan_json, plan)
     folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
-    layout = Layout(**plan["layout"])
+    layout = Layout.from_json(plan["layout"])
     if layout.strategy.startswith("zero"):
         write_json_atomic(folder.deepspeed_json, engine_config(job, layout))
 

@@ -10,27 +10,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.out_of_memory import Doing, says_out_of_memory
+
 # What a rank says when it is another one that went away (measured on gloo; NCCL's own wording).
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|Timed out waiting|remote process exited|Broken pipe|connectFullMesh"
     r"|Socket Timeout|ncclRemoteError|NCCL communicator was aborted|Connection refused",
     re.IGNORECASE,
 )
+LAST_BYTES = 4096
+"""How far back the end of a log is looked at."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of one rank: its exit status, or the signal that killed it, and what it wrote down."""
+    """The end of one rank: its exit status, or the signal that killed it, and what it wrote down.
+
+    `out_of_memory_in` says at what its memory ran out, None where it did not. `killed_by_kernel`: the signal was the
+    kernel's, for want of host memory.
+    """
 
     rank: int
     exit_code: int
     signal_name: str | None
     time_s: float
     text: str
+    out_of_memory_in: Doing | None = None
+    killed_by_kernel: bool = False
 
     @property
     def is_collateral(self) -> bool:
         """Whether this rank only fell because another did."""
+        if self.out_of_memory_in is not None:
+            return False
         return self.signal_name == "SIGABRT" or bool(COLLATERAL.search(self.text))
 
     @property
@@ -40,6 +52,11 @@ class Failure:
 
     def describe(self) -> str:
         """Return the cause in a few lines, the rank named."""
+        if self.killed_by_kernel:
+            return (
+                f"rank {self.rank} was ended by {self.signal_name}: the kernel had no host memory left for it "
+                "(its count of such kills rose)"
+            )
         if self.signal_name is not None:
             return f"rank {self.rank} was ended by {self.signal_name}"
         if self.is_collateral:
@@ -56,9 +73,20 @@ def read_failures(attempt_dir: Path, exit_codes: Sequence[int | None], killed: C
         if code in (None, 0, 75) or rank in killed:
             continue
         assert code is not None
-        written = _last_words(attempt_dir / f"rank_{rank}.error.json")
         name = signal.Signals(-code).name if code < 0 else None
-        failures.append(Failure(rank, code, name, written.get("time_s", float("inf")), written.get("text", "")))
+        written = _last_words(attempt_dir / f"rank_{rank}.error.json")
+        if not written and name != "SIGKILL":
+            written = _of_its_log(attempt_dir / f"rank_{rank}.log")
+        failures.append(
+            Failure(
+                rank,
+                code,
+                name,
+                written.get("time_s", float("inf")),
+                written.get("text", ""),
+                out_of_memory_in=written.get("out_of_memory_in"),
+            )
+        )
     return failures
 
 
@@ -69,6 +97,19 @@ def _last_words(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return words
+
+
+def _of_its_log(path: Path) -> dict[str, Any]:
+    """Return what the log's end says where a library ended the process and Python never came to speak.
+
+    bitsandbytes leaves through exit() and NCCL's watchdog through abort(), both after a line on what failed.
+    """
+    try:
+        last_lines = path.read_bytes()[-LAST_BYTES:].decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return {}
+    telling = [line for line in last_lines if says_out_of_memory(line)]
+    return {"out_of_memory_in": "training", "text": telling[-1]} if telling else {}
 
 
 def cause_of(failures: Sequence[Failure]) -> Failure:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.measured_runs import record_run, stored_runs
-from trainwright.hardware.inventory import Host
+from trainwright.hardware.inventory import Device, Host, Inventory
 from trainwright.hardware.local import local_inventory, select_devices
 from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
-from trainwright.launch.beginning import make_ready, write_run_files
+from trainwright.launch.beginning import make_ready, make_ready_with_less_memory, write_run_files
+from trainwright.launch.own_script.running import (
+    close_script_run,
+    make_script_ready,
+    script_commands,
+    script_out_of_memory,
+    start_script_here,
+    write_script_files,
+)
 from trainwright.launch.planning import samples_in
 from trainwright.launch.showing import tell
-from trainwright.launch.supervision import StopAsked, run_attempts
+from trainwright.launch.supervision import StartRanks, StopAsked, run_attempts, start_here
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.layout import Layout
@@ -34,7 +44,8 @@ DEFAULT_MAX_RESTARTS = 3
 class TrainOptions:
     """The flags of the command: how to run, never what to learn.
 
-    `resume` is None, `latest` or a checkpoint folder; `allow` are the keys whose change a resume may take.
+    `resume` is None, `latest` or a checkpoint folder; `allow` are the keys whose change a resume may take. `asked` is
+    the job and its overrides as the user named them, for commands that are shown.
     """
 
     gpus: str | None = None
@@ -43,6 +54,7 @@ class TrainOptions:
     dry_run: bool = False
     allow: tuple[str, ...] = ()
     max_restarts: int = DEFAULT_MAX_RESTARTS
+    asked: tuple[str, ...] = ("JOB",)
 
 
 def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
@@ -56,11 +68,36 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
     job, plan = plan_here(loaded, options.gpus)
     folder = RunFolder(Path(job.output_dir) / job.name)
     if options.dry_run:
-        return _dry_run(folder, job, plan)
+        commands = worker_commands(folder, plan) if job.script is None else script_commands(folder, job, plan)
+        return only_show(folder, job, plan, commands)
+    stop = StopAsked()
+    with stop.listening():
+        return run_planned(folder, job, plan, options, stop)
+
+
+def run_planned(
+    folder: RunFolder,
+    job: Job,
+    plan: Plan,
+    options: TrainOptions,
+    stop: StopAsked,
+    *,
+    start_ranks: StartRanks | None = None,
+    lock: RunLock | None = None,
+) -> ExitCode:
+    """Bring a planned run to its end, or to a clean stop.
+
+    `start_ranks` starts the ranks of an attempt elsewhere than on this machine; `lock` is the run's, where it is not
+    simply the first to come.
+
+    Raises:
+        UserError: the job cannot run here, or a resume would break the contract; nothing was changed.
+    """
+    if job.script is not None:
+        return _run_script(folder, job, plan, options, stop, start_ranks or start_script_here(job, plan), lock)
     _require_train_extra()
     folder.create()
-    stop = StopAsked()
-    with stop.listening(), RunLock(folder):
+    with lock or RunLock(folder):
         if options.fresh:
             _set_old_run_aside(folder)
         for line in [*plan_lines(folder, plan), *claim_lines(job)]:
@@ -71,12 +108,18 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
         else:
             code = run_attempts(
                 folder,
-                plan.layout,
-                ready.contract,
-                ready.start,
-                ready.choose,
+                ready,
                 stop,
+                with_less_memory=partial(
+                    make_ready_with_less_memory,
+                    folder,
+                    job,
+                    asked=options.asked,
+                    resume=options.resume,
+                    allowed=options.allow,
+                ),
                 max_restarts=options.max_restarts,
+                start_ranks=start_ranks or start_here,
             )
     if code is ExitCode.DONE:
         not_kept = record_run(folder)
@@ -86,21 +129,68 @@ def train(loaded: LoadedJob, options: TrainOptions) -> ExitCode:
     return code
 
 
+def _run_script(
+    folder: RunFolder,
+    job: Job,
+    plan: Plan,
+    options: TrainOptions,
+    stop: StopAsked,
+    start_ranks: StartRanks,
+    lock: RunLock | None,
+) -> ExitCode:
+    """Do the same for a job with a script of its own."""
+    folder.create()
+    with lock or RunLock(folder):
+        if options.fresh:
+            _set_old_run_aside(folder)
+        for line in [*plan_lines(folder, plan), *claim_lines(job)]:
+            tell(line)
+        ready = make_script_ready(folder, job, plan, resume=options.resume, allowed=options.allow)
+        if isinstance(ready, ExitCode):
+            code = ready
+        else:
+            code = run_attempts(
+                folder,
+                ready,
+                stop,
+                with_less_memory=script_out_of_memory,
+                max_restarts=options.max_restarts,
+                start_ranks=start_ranks,
+            )
+            close_script_run(folder, plan.layout, samples_in(job), code)
+    if code is ExitCode.DONE:
+        print(folder.output_dir)
+    return code
+
+
 def plan_here(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     """Return the job with its global batch settled and the plan for this machine's devices."""
     job = loaded.job
     require_runnable(job)
     inventory = local_inventory(job.resources.device)
     devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
-    given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
-    folder = RunFolder(Path(job.output_dir) / job.name)
     everything = gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"
+    return plan_on(job, given_keys(loaded), inventory, devices, may_leave_idle=everything)
+
+
+def given_keys(loaded: LoadedJob) -> set[str]:
+    """Return the keys that the user wrote, dotted."""
+    return {key for key, origin in loaded.origins.items() if origin.kind != "default"}
+
+
+def plan_on(
+    job: Job, given: Collection[str], inventory: Inventory, devices: Sequence[Device], *, may_leave_idle: bool
+) -> tuple[Job, Plan]:
+    """Return the job with its global batch settled and the plan for these devices of the inventory.
+
+    The layout of the run's last attempt is taken again where it still fits.
+    """
     wish = Wish(
         host=inventory.host,
         calibration=Calibration(stored_runs()),
         amount=Amount(samples_in(job)),
-        may_leave_idle=everything,
-        keep=_earlier_layout(folder),
+        may_leave_idle=may_leave_idle,
+        keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),
     )
     job, plan = choose(job, given, tuple(devices), wish)
     return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))
@@ -112,7 +202,7 @@ def _earlier_layout(folder: RunFolder) -> Layout | None:
         return None
     layout = read_json(folder.plan_json).get("layout", {})
     known = {field.name for field in fields(Layout)}
-    return Layout(**layout) if layout.keys() == known else None
+    return Layout.from_json(layout) if layout.keys() == known else None
 
 
 def _host_memory_warnings(job: Job, host: Host) -> list[str]:
@@ -146,16 +236,19 @@ def worker_commands(folder: RunFolder, plan: Plan) -> list[str]:
     return [f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={size} {command}" for rank in range(size)]
 
 
-def _dry_run(folder: RunFolder, job: Job, plan: Plan) -> ExitCode:
-    """Show what would run; a run folder that holds something already is left as it is."""
+def only_show(folder: RunFolder, job: Job, plan: Plan, commands: Sequence[str]) -> ExitCode:
+    """Write every file and print the commands that would run; a folder that holds something is left as it is."""
     for line in plan_lines(folder, plan):
         tell(line)
     if folder.path.exists() and any(folder.path.iterdir()):
         tell(f"{folder.path} is in use already, so nothing was written to it")
     else:
         folder.create()
-        write_run_files(folder, job, plan.to_json())
-    for command in worker_commands(folder, plan):
+        if job.script is None:
+            write_run_files(folder, job, plan.to_json())
+        else:
+            write_script_files(folder, job, plan)
+    for command in commands:
         print(command)
     return ExitCode.DONE
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 STEP_LINE = re.compile(r"^step ([\d,]+)/([\d,]+)  .*(loss \S+)  .*?(\S+ s/step)  .*(left .*)$")
+LONGEST_REST_BYTES = 2**20
+"""Output without a line end that is kept, such as a bar that is drawn all day; the beginning of more is dropped."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -45,7 +47,10 @@ class RankOutput:
         """Show what has come since the last call."""
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         for line in lines:
-            self._show(UNPRINTABLE.sub("", line.decode("utf-8", "replace")))
+            # A bar is drawn over itself, up to the line's end: only its last state is of use.
+            drawn = line.removesuffix(b"\r").rpartition(b"\r")[2]
+            self._show(UNPRINTABLE.sub("", drawn.decode("utf-8", "replace")))
+        self._rest = self._rest[-LONGEST_REST_BYTES:]
 
     def _show(self, line: str) -> None:
         step = STEP_LINE.match(line)

@@ -7,19 +7,24 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainwright.errors import ExitCode
-from trainwright.launch.failures import cause_of, read_failures
+from trainwright.hardware.host import kernel_kills
+from trainwright.launch.failures import Failure, cause_of
 from trainwright.launch.processes import STOP_SIGNALS, Processes
 from trainwright.launch.resume import Start
+from trainwright.launch.sampling import sampling
 from trainwright.launch.showing import RankOutput, tell
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.writing import write_json_atomic
+
+StartRanks: TypeAlias = Callable[[RunFolder, Layout, int], Processes]
+"""Starts all ranks of an attempt, whose number it is given."""
 
 HARD_STOP_AFTER = 3
 POLL_S = 0.05
@@ -27,9 +32,10 @@ POLL_S = 0.05
 
 @dataclass
 class StopAsked:
-    """How often the user or the system has asked the launcher to stop."""
+    """How often the user or the system has asked the launcher to stop, counted up to `most`."""
 
     times: int = 0
+    most: int = HARD_STOP_AFTER
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -42,35 +48,66 @@ class StopAsked:
                 signal.signal(number, handler)
 
     def _count(self, number: int, frame: FrameType | None) -> None:
-        self.times += 1
+        self.times = min(self.times + 1, self.most)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run whose ranks can start: how, under which contract, where from, and how to choose that after a restart."""
+
+    layout: Layout
+    contract: Mapping[str, Any]
+    start: Start
+    choose: Callable[[], Start]
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended; `cause` is None where no rank failed."""
+
+    code: ExitCode
+    cause: Failure | None = None
 
 
 def run_attempts(
     folder: RunFolder,
-    layout: Layout,
-    contract: Mapping[str, Any],
-    start: Start,
-    choose: Callable[[], Start],
+    ready: Ready,
     stop: StopAsked,
     *,
+    with_less_memory: Callable[[Failure, int], Ready],
     max_restarts: int,
+    start_ranks: StartRanks,
 ) -> ExitCode:
-    """Run attempts from `start` on until one ends; one that a signal ended goes on from where `choose` says then.
+    """Run attempts until one ends; one that a signal ended goes on from the newest checkpoint.
 
     Restarts are counted since the last newly committed checkpoint, so that a run that gets on is never given up and
-    one that does not is not repeated for ever. An exception is not retried: it would come again.
+    one that does not is not repeated for ever. One whose memory ran out goes on as `with_less_memory` says of its cause
+    and number; a host's memory has to run out twice, as what filled it may have been another program. Any other
+    exception is not retried: it would come again.
+
+    Raises:
+        UserError: from `with_less_memory`, when nothing is left to try (exit code 77).
     """
-    restarts_without_progress = 0
+    restarts_without_progress, kernel_killed = 0, False
+    start = ready.start
     while True:
-        attempt = open_attempt(folder, contract, start)
-        code, killed = _run_attempt(folder, layout, attempt, stop)
-        if not killed or stop.times:
-            return code
-        again = choose()
-        restarts_without_progress = 0 if again.step > start.step else restarts_without_progress + 1
+        attempt = open_attempt(folder, ready.contract, start)
+        end = _run_attempt(folder, ready.layout, attempt, stop, start_ranks)
+        cause = end.cause
+        if cause is None or stop.times:
+            return end.code
+        ran_out = cause.out_of_memory_in is not None or (cause.killed_by_kernel and kernel_killed)
+        if not ran_out and not cause.killed:
+            return end.code
+        folder.require_fence(attempt)
+        if ran_out:
+            ready = with_less_memory(cause, attempt)
+        kernel_killed = cause.killed_by_kernel
+        again = ready.choose()
+        restarts_without_progress = 0 if ran_out or again.step > start.step else restarts_without_progress + 1
         if restarts_without_progress > max_restarts:
             tell(f"error: {max_restarts} restarts brought no new checkpoint; logs are in {folder.latest_logs}")
-            return code
+            return end.code
         tell(f"Restarting (attempt {attempt + 1}) from step {again.step:,}")
         start = again
 
@@ -109,21 +146,30 @@ def open_attempt(folder: RunFolder, contract: Mapping[str, Any], start: Start) -
     return attempt
 
 
-def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAsked) -> tuple[ExitCode, bool]:
-    """Run one attempt; return its exit code and whether a signal from outside ended it."""
+def start_here(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
+    """Start every rank as a process of this machine."""
     processes = Processes()
+    for rank in range(layout.ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(layout.ranks)}
+        environment = place | {"LOCAL_WORLD_SIZE": str(layout.ranks)} | rank_environment(layout, layout.ranks, attempt)
+        processes.start("trainwright.train", [str(folder.path)], environment, folder.rank_log(attempt, rank))
+    return processes
+
+
+def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAsked, start_ranks: StartRanks) -> End:
+    """Run one attempt to its end."""
+    kills_before = kernel_kills()
+    processes = start_ranks(folder, layout, attempt)
     try:
-        for rank in range(layout.ranks):
-            environment = _environment(layout, rank, attempt)
-            processes.start("trainwright.train", [str(folder.path)], environment, folder.rank_log(attempt, rank))
         passed_on = 0
-        with RankOutput(folder.rank_log(attempt, 0)) as output:
+        with sampling(folder, attempt) as alerts, RankOutput(folder.rank_log(attempt, 0)) as output:
             while processes.running and not processes.failed and passed_on < HARD_STOP_AFTER:
                 if stop.times > passed_on:
                     passed_on = stop.times
                     tell("stopping: every rank saves at the next step boundary")
                     processes.ask_to_stop()
                 output.follow()
+                alerts.follow()
                 time.sleep(POLL_S)
             if processes.failed:
                 processes.wait_for_collateral()
@@ -131,21 +177,23 @@ def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAske
         processes.kill()
         with suppress(OSError):  # on a disk that fails, what they left half written stays for the next start
             folder.sweep(ended=attempt)
-    return _outcome(folder, processes, attempt, stop)
+    return _outcome(folder, processes, attempt, stop, kernel_kills() - kills_before)
 
 
-def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAsked) -> tuple[ExitCode, bool]:
+def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAsked, kills: int) -> End:
     codes = processes.exit_codes()
     if all(code == 0 for code in codes):
-        return ExitCode.DONE, False
+        return End(ExitCode.DONE)
     if all(code == ExitCode.STOPPED for code in codes):
-        return ExitCode.STOPPED, False
-    failures = read_failures(folder.attempt_dir(attempt), codes, processes.killed)
+        return End(ExitCode.STOPPED)
+    failures = processes.failures(folder.attempt_dir(attempt))
     if not failures:
         assert stop.times >= HARD_STOP_AFTER, codes
         tell("stopped hard: what came after the last checkpoint is lost; run the same command to go on from there")
-        return ExitCode.FAILED, False
+        return End(ExitCode.FAILED)
     cause = cause_of(failures)
+    # A SIGKILL alone says nothing of memory; the kernel's own count does.
+    cause = replace(cause, killed_by_kernel=cause.signal_name == "SIGKILL" and kills > 0)
     # Rank 0's log was shown as it came, but on a disk that fails it may lack the last words.
     shown = folder.rank_log(attempt, 0).read_text(errors="replace")
     told_already = cause.rank == 0 and cause.text.strip() and cause.text.strip() in shown
@@ -163,18 +211,18 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
         )
     tell(f"log: {folder.rank_log(attempt, cause.rank)}")
     known = cause.exit_code in set(ExitCode)
-    return ExitCode(cause.exit_code) if known else ExitCode.FAILED, cause.killed
+    return End(ExitCode(cause.exit_code) if known else ExitCode.FAILED, cause)
 
 
-def _environment(layout: Layout, rank: int, attempt: int) -> dict[str, str]:
-    """Return what one rank finds in its environment, besides the launcher's own."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // layout.ranks))
+def cores_here() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def rank_environment(layout: Layout, ranks_here: int, attempt: int) -> dict[str, str]:
+    """Return what the ranks of one machine, `ranks_here` of them, find in their environment besides the launcher's."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores_here() // ranks_here))
     environment = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(layout.ranks),
-        "LOCAL_WORLD_SIZE": str(layout.ranks),
         "TRAINWRIGHT_ATTEMPT": str(attempt),
         "OMP_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",

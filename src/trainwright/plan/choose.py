@@ -20,6 +20,7 @@ from trainwright.plan.estimates import Amount, Estimate
 from trainwright.plan.layout import Layout
 from trainwright.plan.model import NoEstimate, model_of
 from trainwright.plan.options import device_sets
+from trainwright.plan.own_script import narrowed, own_script, require_values, trace_pointer, warnings_of
 from trainwright.plan.reasons import describe, reasons
 from trainwright.plan.remedies import remedies
 from trainwright.plan.requirements import (
@@ -103,6 +104,26 @@ def choose(
         UserError: the job cannot run on these devices, all contradictions at once; or, where it must fit, exit code 3
             with the nearest changes that would.
     """
+    if job.script is None:
+        return _choose(job, given, devices, wish)
+    script = own_script(job)
+    require_values(job)
+    found = narrowed(job, script, devices, may_leave_idle=wish.may_leave_idle)
+    settled, plan = _choose(found.job, given, found.devices, wish)
+    no_estimate = plan.no_estimate
+    if not job.model.is_named:
+        no_estimate = f"{no_estimate}; {trace_pointer(script, plan.devices, plan.layout.ranks)}"
+    warnings = warnings_of(job, script, plan.layout, estimated=plan.estimate is not None)
+    plan = dataclasses.replace(
+        plan,
+        choices=plan.choices | found.choices,
+        warnings=(*plan.warnings, *found.warnings, *warnings),
+        no_estimate=no_estimate,
+    )
+    return settled.model_copy(update={"resources": job.resources}), plan
+
+
+def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish: Wish) -> tuple[Job, Plan]:
     require_base_for_adapters(job)
     kind = devices[0].kind
     written = frozenset(given)

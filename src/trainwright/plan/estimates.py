@@ -42,7 +42,7 @@ class Estimate:
 
     `capacity` is that of the GPU with the least room, None where no memory is known. `host` is None for a layout that
     fails on the GPU already. `time` is None where a device's speed is not known (`no_time` says why), `run` also where
-    the number of samples is not.
+    the number of samples is not. `equal_parts` is the time of a step in equal parts, where the layout has others.
     """
 
     memory: Memory
@@ -56,6 +56,7 @@ class Estimate:
     no_time: str | None = None
     steps: int | None = None
     run: RunTime | None = None
+    equal_parts: StepTime | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -80,6 +81,7 @@ class Estimate:
             "time_kind": None if self.time_basis is None else self.time_basis.mark,
             "time": None if self.time is None else dataclasses.asdict(self.time),
             "uncalibrated": {"memory": dataclasses.asdict(self.first_memory), "step_s": self.first_step_s},
+            "equal_parts": None if self.equal_parts is None else dataclasses.asdict(self.equal_parts),
             "no_time": self.no_time,
             "steps": self.steps,
             "run": None if self.run is None else dataclasses.asdict(self.run),
@@ -165,10 +167,31 @@ def with_time(
     reason = why_not(request, devices)
     if reason is not None:
         return dataclasses.replace(estimate, no_time=reason)
-    timed = request
-    if amount.tokens_per_sample is not None:
-        timed = dataclasses.replace(request, sequence_length=amount.tokens_per_sample)
-    first = step_time(anatomy, timed, devices)
+    timed = as_timed(request, amount)
+    return with_step_time(
+        estimate, step_time(anatomy, timed, devices), job, anatomy, timed, devices, amount, calibration, kind
+    )
+
+
+def as_timed(request: Request, amount: Amount) -> Request:
+    """Return the step whose time counts: with samples of the usual length, not of the longest."""
+    if amount.tokens_per_sample is None:
+        return request
+    return dataclasses.replace(request, sequence_length=amount.tokens_per_sample)
+
+
+def with_step_time(
+    estimate: Estimate,
+    first: StepTime,
+    job: Job,
+    anatomy: Anatomy,
+    timed: Request,
+    devices: tuple[Device, ...],
+    amount: Amount,
+    calibration: Calibration,
+    kind: Kind,
+) -> Estimate:
+    """Return the estimate with a time of a step as it was first estimated, and what follows for the run."""
     time, basis = calibration.time(first, kind)
     estimate = dataclasses.replace(estimate, time=time, time_basis=basis, first_step_s=first.step_s)
     steps = total_steps(job, amount.samples)

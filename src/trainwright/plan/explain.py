@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainwright.estimate.time import pace_bars
+from trainwright.estimate.figures import StepTime
+from trainwright.estimate.time import busy_bars, pace_bars
 from trainwright.hardware.prints import mixed_gpus_block, strategy_line
 from trainwright.hardware.reading import GIB
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan
 from trainwright.plan.estimates import Amount, Estimate
+from trainwright.plan.layout import Layout
 from trainwright.plan.reasons import describe, device_text, devices_text
 from trainwright.plan.search import Candidate
 
@@ -48,6 +50,22 @@ def _layout(job: Job, plan: Plan) -> Iterator[str]:
     layout = plan.layout
     offload = "" if layout.offload == "none" else f", {layout.offload} in host memory"
     yield f"Plan for {job.name}: {devices_text(plan.devices)}, {layout.strategy}{offload}, {layout.precision}"
+    yield from _batch(layout)
+    checkpointing = "on" if layout.gradient_checkpointing else "off"
+    yield f"  gradient checkpointing {checkpointing}; evaluation batch {layout.eval_batch_size}"
+    line = strategy_line(layout.strategy, plan.devices)
+    if line is not None:
+        yield f"  {line}"
+    yield from mixed_gpus_block(plan.devices)
+    yield from (f"warning: {warning}" for warning in plan.warnings)
+
+
+def _batch(layout: Layout) -> Iterator[str]:
+    if layout.rank_samples:
+        shares, sizes = (" + ".join(map(str, each)) for each in (layout.rank_samples, layout.rank_micro_batch_sizes))
+        yield f"  samples of a step on each rank: {shares} = {layout.global_batch_size}"
+        yield f"  at once: {sizes}, in {layout.gradient_accumulation_steps} micro-steps"
+        return
     product = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.ranks
     equation = f"{layout.micro_batch_size} x {layout.gradient_accumulation_steps} x {layout.ranks} = {product}"
     kept = (
@@ -56,13 +74,6 @@ def _layout(job: Job, plan: Plan) -> Iterator[str]:
         else f"; the last parts are smaller, {layout.global_batch_size} in all"
     )
     yield f"  micro-batch x accumulation x ranks = {equation} samples a step{kept}"
-    checkpointing = "on" if layout.gradient_checkpointing else "off"
-    yield f"  gradient checkpointing {checkpointing}; evaluation batch {layout.eval_batch_size}"
-    line = strategy_line(layout.strategy, plan.devices)
-    if line is not None:
-        yield f"  {line}"
-    yield from mixed_gpus_block(plan.devices)
-    yield from (f"warning: {warning}" for warning in plan.warnings)
 
 
 def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
@@ -98,8 +109,7 @@ def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
         tokens = job.train.global_batch_size * (amount.tokens_per_sample or job.data.max_length)
         known = "" if amount.tokens_per_sample else " if every sample is max_length long"
         yield f"    {tokens / time.step_s:,.0f} tokens a second{known}"
-        if len(set(time.ranks_s)) > 1:
-            yield from (f"    {bar}" for bar in pace_bars(time, [device.name for device in plan.devices]))
+        yield from _pace(estimate, time, [device.name for device in plan.devices])
     yield from _steps(job, amount)
     if estimate.run is not None:
         run = estimate.run
@@ -109,6 +119,18 @@ def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
         )
     elif estimate.time is not None:
         yield "  run                 not known without the number of samples: --samples N"
+
+
+def _pace(estimate: Estimate, time: StepTime, names: list[str]) -> Iterator[str]:
+    """The GPUs' bars where they are not alike; with parts by speed, also those of equal parts (S0-08)."""
+    equal = estimate.equal_parts
+    if equal is not None:
+        yield "    with equal parts:"
+        yield from (f"    {bar}" for bar in pace_bars(equal, names))
+        yield f"    with parts by speed, {equal.step_s / time.step_s:.2f} x as fast:"
+        yield from (f"    {bar}" for bar in busy_bars(time, names))
+    elif len(set(time.ranks_s)) > 1:
+        yield from (f"    {bar}" for bar in pace_bars(time, names))
 
 
 def _steps(job: Job, amount: Amount) -> Iterator[str]:
@@ -159,10 +181,9 @@ def _table(title: str, candidates: list[Candidate]) -> Iterator[str]:
 
 def _row(candidate: Candidate) -> tuple[str, ...]:
     layout, estimate = candidate.layout, candidate.estimate
-    offload = {"none": "", "optimizer": "+opt", "optimizer+parameters": "+opt+par"}[layout.offload]
     return (
         device_text(candidate),
-        layout.strategy + offload,
+        short_strategy(layout),
         f"{layout.micro_batch_size} x {layout.gradient_accumulation_steps}",
         "on" if layout.gradient_checkpointing else "off",
         f"{estimate.peak_bytes / GIB:.1f}",
@@ -170,6 +191,11 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
         "-" if estimate.run is None else seconds(estimate.run.run_s),
         "-" if estimate.run is None else f"{estimate.run.gpu_hours:,.1f}",
     )
+
+
+def short_strategy(layout: Layout) -> str:
+    """Return strategy and offload for a column: `zero3+opt`."""
+    return layout.strategy + {"none": "", "optimizer": "+opt", "optimizer+parameters": "+opt+par"}[layout.offload]
 
 
 def _rejected(plan: Plan) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from trainwright.errors import UserError
 
@@ -11,7 +13,9 @@ from trainwright.errors import UserError
 class Layout:
     """Devices, strategy, batches and precision of a run; batch sizes in samples.
 
-    `visible_devices` is what CUDA_VISIBLE_DEVICES of the ranks will be, None off CUDA.
+    `visible_devices` is what CUDA_VISIBLE_DEVICES of the ranks will be, None off CUDA. `rank_samples` of a global batch
+    are computed by each rank, `rank_micro_batch_sizes` at once, where the ranks are not alike; else both are empty, and
+    `micro_batch_size` is that of all. It is the largest of them otherwise.
 
     Raises:
         UserError: the parts contradict each other; the failing equation is shown with its numbers.
@@ -28,13 +32,38 @@ class Layout:
     gradient_accumulation_steps: int
     eval_batch_size: int
     gradient_checkpointing: bool
+    rank_samples: tuple[int, ...] = ()
+    rank_micro_batch_sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Layout:
+        """Return the layout that plan.json holds."""
+        lists = ("rank_samples", "rank_micro_batch_sizes")
+        return cls(**{**stored, **{name: tuple(stored.get(name, ())) for name in lists}})
 
     def __post_init__(self) -> None:
         problems = [problem for problem in (self._batch(), self._strategy(), self._offload()) if problem]
         if problems:
             raise UserError("this layout cannot run", problems=problems)
 
+    def with_micro_batch(self, micro_batch_size: int) -> Layout:
+        """Return the layout with another micro-batch and the accumulation that keeps the global batch."""
+        shrunk = [size * micro_batch_size // self.micro_batch_size for size in self.rank_micro_batch_sizes]
+        at_once = tuple(max(1, size) for size in shrunk)
+        if at_once:
+            steps = _micro_steps(self.rank_samples, at_once)
+        else:
+            steps = -(-self.global_batch_size // (micro_batch_size * self.ranks))
+        return replace(
+            self,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=steps,
+            rank_micro_batch_sizes=at_once,
+        )
+
     def _batch(self) -> str | None:
+        if self.rank_samples or self.rank_micro_batch_sizes:
+            return self._uneven_batch()
         micro, accumulation, ranks = self.micro_batch_size, self.gradient_accumulation_steps, self.ranks
         product = micro * accumulation * ranks
         equation = f"micro-batch x accumulation x ranks = {micro} x {accumulation} x {ranks} = {product}"
@@ -42,6 +71,20 @@ class Layout:
             return f"{equation}, but train.global_batch_size = {self.global_batch_size}"
         if micro * (accumulation - 1) * ranks >= self.global_batch_size:
             return f"{equation}, more than the train.global_batch_size = {self.global_batch_size} needs"
+        return None
+
+    def _uneven_batch(self) -> str | None:
+        samples, at_once = self.rank_samples, self.rank_micro_batch_sizes
+        if not len(samples) == len(at_once) == self.ranks:
+            return f"{self.ranks} ranks, but shares of {len(samples)} and micro-batches of {len(at_once)}"
+        if sum(samples) != self.global_batch_size:
+            shares = " + ".join(map(str, samples))
+            return f"the ranks' shares {shares} are not train.global_batch_size = {self.global_batch_size}"
+        if max(at_once) != self.micro_batch_size:
+            return f"the largest micro-batch is {max(at_once)}, not {self.micro_batch_size}"
+        steps = _micro_steps(samples, at_once)
+        if steps != self.gradient_accumulation_steps:
+            return f"the ranks' shares take {steps} micro-steps, not {self.gradient_accumulation_steps}"
         return None
 
     def _strategy(self) -> str | None:
@@ -57,3 +100,8 @@ class Layout:
                 return f"resources.offload=optimizer+parameters needs resources.strategy=zero3, not {self.strategy}"
             return None
         return f"resources.offload={self.offload} is done by ZeRO; resources.strategy={self.strategy} has none"
+
+
+def _micro_steps(samples: Sequence[int], at_once: Sequence[int]) -> int:
+    """Return how many micro-steps the rank with the most of them needs."""
+    return max(-(-share // most) for share, most in zip(samples, at_once, strict=True))

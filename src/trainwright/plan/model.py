@@ -30,6 +30,8 @@ class NoEstimate:
 
 def model_of(job: Job) -> PlannedModel | NoEstimate:
     """Return the dimensions of the job's model, or why they are not known."""
+    if not job.model.is_named:
+        return NoEstimate("the job names no model, and what its script computes is not known")
     if job.task not in BUILT_IN_TASKS:
         return NoEstimate(f"what a step of the task `{job.task}` computes is not known")
     try:
@@ -45,7 +47,7 @@ def model_of(job: Job) -> PlannedModel | NoEstimate:
 
 
 def _named(name: str) -> dict[str, Any] | None:
-    if (config := Path(name) / "config.json").is_file():
+    if _is_file(config := Path(name) / "config.json"):
         try:
             content = json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -55,6 +57,14 @@ def _named(name: str) -> dict[str, Any] | None:
         return content
     entry = find(name)
     return None if entry is None else dict(entry.config)
+
+
+def _is_file(path: Path) -> bool:
+    """Say whether there is such a file: a name that no file system takes is one on the hub, or a mistake."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _from_scratch(job: Job) -> dict[str, Any]:

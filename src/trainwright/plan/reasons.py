@@ -29,6 +29,7 @@ def reasons(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) 
         "train.gradient_accumulation_steps": _accumulation(question, chosen),
         "train.gradient_checkpointing": _checkpointing(question, chosen, same_devices),
         "eval.batch_size": _evaluation(question, chosen),
+        **_balance(chosen),
     }
 
 
@@ -102,6 +103,8 @@ def _accumulation(question: Question, chosen: Candidate) -> Choice[int]:
     steps = layout.gradient_accumulation_steps
     if question.job.train.gradient_accumulation_steps != "auto":
         return Choice(steps, "given")
+    if layout.rank_samples:
+        return Choice(steps, f"{layout.global_batch_size} samples in parts of {layout.micro_batch_size} at most")
     return Choice(steps, f"{layout.global_batch_size} samples / ({layout.micro_batch_size} x {layout.ranks} ranks)")
 
 
@@ -123,10 +126,23 @@ def _checkpointing(question: Question, chosen: Candidate, same_devices: Sequence
     return Choice(on, f"without it: {told[0]}" if told else "as fast as without it, with less memory")
 
 
+def _balance(chosen: Candidate) -> Choices:
+    """Return the shares of GPUs that are not alike, and what they are worth."""
+    layout, time, equal = chosen.layout, chosen.estimate.time, chosen.estimate.equal_parts
+    if not layout.rank_samples:
+        return {}
+    assert time is not None and equal is not None
+    shares = " + ".join(map(str, layout.rank_samples))
+    gain = equal.step_s / time.step_s
+    return {"resources.balance": Choice(shares, f"samples of a step by speed: {gain:.2f} x as fast as equal parts")}
+
+
 def _evaluation(question: Question, chosen: Candidate) -> Choice[int]:
     size, micro = chosen.layout.eval_batch_size, chosen.layout.micro_batch_size
     if question.job.eval.batch_size != "auto":
         return Choice(size, "given")
+    if chosen.layout.rank_samples:
+        return Choice(size, "keeps no gradients, and fits on each GPU")
     if size == EVAL_FACTOR * micro:
         return Choice(size, f"{EVAL_FACTOR} x micro-batch, as evaluation keeps no gradients")
     return Choice(size, f"{size // micro} x micro-batch; {EVAL_FACTOR} x would not fit")

@@ -11,9 +11,13 @@ from trainwright.job.schema import PLANNED_TASKS, Job
 def require_runnable(job: Job) -> None:
     """Refuse a job that can be planned and not run: a task of a later version, or no data.
 
+    A script of the user's own brings both.
+
     Raises:
         UserError: with what to set instead.
     """
+    if job.script is not None:
+        return
     if job.task in PLANNED_TASKS:
         raise UserError(
             f"the task `{job.task}` is not part of this version yet; its job file can be planned but not run",

@@ -17,13 +17,16 @@ from trainwright.hardware.inventory import Device, Host
 from trainwright.hardware.local import cuda_environment
 from trainwright.hardware.precision import PrecisionChoice, choose_precision
 from trainwright.job.schema import Job
+from trainwright.plan.balance import shares_by_speed
 from trainwright.plan.estimates import (
     Amount,
     Cards,
     Estimate,
+    as_timed,
     request_of,
     why_too_big,
     why_too_big_for_host,
+    with_step_time,
     with_time,
 )
 from trainwright.plan.layout import Layout
@@ -212,7 +215,67 @@ def _timed(question: Question, candidate: Candidate) -> Candidate:
         question.calibration,
         candidate.kind,
     )
-    return dataclasses.replace(candidate, estimate=estimate)
+    return _balanced(question, dataclasses.replace(candidate, estimate=estimate))
+
+
+def _balanced(question: Question, candidate: Candidate) -> Candidate:
+    """Return the candidate with parts by the GPUs' speeds, where that is faster and nobody asked for other parts."""
+    job, layout, request, equal = question.job, candidate.layout, candidate.request, candidate.estimate.time
+    given = (job.train.micro_batch_size, job.train.gradient_accumulation_steps)
+    if equal is None or min(equal.ranks_s) == max(equal.ranks_s) or not _may_balance(job):
+        return candidate
+
+    def on(device: Device, micro: int) -> Estimate:
+        return _memory_on(question, candidate, device, micro)
+
+    def fits(device: Device, micro: int) -> bool:
+        limit = micro if given[0] == "auto" else given[0]
+        estimate = on(device, micro)
+        return micro <= limit and why_too_big(estimate.peak_bytes, estimate.capacity) is None
+
+    anatomy, amount = question.model.anatomy, question.amount
+    timed = as_timed(request, amount)
+    shares = shares_by_speed(anatomy, timed, candidate.devices, equal, layout.global_batch_size, fits)
+    if shares is None or given[1] not in ("auto", shares.gradient_accumulation_steps):
+        return candidate
+    pairs = set(zip(candidate.devices, shares.rank_micro_batch_sizes, strict=True))
+    fullest = max((on(device, micro) for device, micro in pairs), key=lambda estimate: estimate.used_share or 0.0)
+    estimate = with_step_time(
+        dataclasses.replace(fullest, host=candidate.estimate.host, equal_parts=equal),
+        shares.step,
+        job,
+        anatomy,
+        timed,
+        candidate.devices,
+        amount,
+        question.calibration,
+        candidate.kind,
+    )
+    assert estimate.time is not None
+    if estimate.time.step_s * (1 + SAME_TIME) > equal.step_s:
+        return candidate
+    uneven = dataclasses.replace(
+        layout,
+        micro_batch_size=max(shares.rank_micro_batch_sizes),
+        gradient_accumulation_steps=shares.gradient_accumulation_steps,
+        rank_samples=shares.rank_samples,
+        rank_micro_batch_sizes=shares.rank_micro_batch_sizes,
+    )
+    return dataclasses.replace(candidate, layout=uneven, estimate=estimate)
+
+
+def _may_balance(job: Job) -> bool:
+    """Whether the workers are ours: a script of the user's own takes the same batch on every rank."""
+    return job.resources.balance == "auto" and job.script is None
+
+
+def _memory_on(question: Question, candidate: Candidate, device: Device, micro: int) -> Estimate:
+    """Return the memory of a rank on one GPU with a micro-batch of its own."""
+    card = Cards.of((device,))
+    request = dataclasses.replace(candidate.request, micro_batch_size=micro)
+    first = memory(question.model.anatomy, request, card.tightest)
+    step, basis = question.calibration.memory(first, candidate.kind)
+    return Estimate(memory=step, memory_basis=basis, first_memory=first, capacity=card.capacity, host=None)
 
 
 def _eval_batch(job: Job, micro: int, factor: int) -> int:

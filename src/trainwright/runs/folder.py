@@ -66,6 +66,18 @@ class RunFolder:
         return self.launcher_dir / "deepspeed.json"
 
     @property
+    def job_json(self) -> Path:
+        return self.launcher_dir / "job.json"
+
+    @property
+    def job_sbatch(self) -> Path:
+        return self.launcher_dir / "job.sbatch"
+
+    @property
+    def submitted_json(self) -> Path:
+        return self.launcher_dir / "submitted.json"
+
+    @property
     def logs_dir(self) -> Path:
         return self.path / "logs"
 
@@ -86,8 +98,22 @@ class RunFolder:
         return self.path / "system.jsonl"
 
     @property
+    def ranks_dir(self) -> Path:
+        return self.path / "ranks"
+
+    @property
     def final_model_dir(self) -> Path:
         return self.path / "final_model"
+
+    @property
+    def output_dir(self) -> Path:
+        """What a user's own script writes, its checkpoints among it; nothing of ours lies there."""
+        return self.path / "output"
+
+    @property
+    def finished_json(self) -> Path:
+        """Left by the end of a user's own script; the built-in trainer leaves final_model."""
+        return self.path / "finished.json"
 
     @property
     def lock_file(self) -> Path:
@@ -104,6 +130,22 @@ class RunFolder:
     def rank_log(self, attempt: int, rank: int) -> Path:
         """Return the log file of one rank in one attempt."""
         return self.attempt_dir(attempt) / f"rank_{rank}.log"
+
+    def rank_json(self, rank: int) -> Path:
+        """Return the file in which a rank says where it is."""
+        return self.ranks_dir / f"rank_{rank}.json"
+
+    def system_of(self, node: int) -> Path:
+        """Return the samples of one node, whose sampler is their only writer."""
+        return self.system_jsonl if node == 0 else self.path / f"system-{node}.jsonl"
+
+    def alerts_of(self, node: int) -> Path:
+        """Return the alerts that the sampler of one node gave."""
+        return self.path / ("alerts.jsonl" if node == 0 else f"alerts-{node}.jsonl")
+
+    def script_json(self, attempt: int) -> Path:
+        """Return where the command of a user's own script stands, as one attempt runs it."""
+        return self.attempt_dir(attempt) / "script.json"
 
     def checkpoint_dir(self, step: int) -> Path:
         """Return where the committed checkpoint of a step lies."""
@@ -160,6 +202,11 @@ class RunFolder:
         for temporary in self.path.glob(f"{TEMPORARY_PREFIX}*"):
             remove(temporary)
         return attempt
+
+    @property
+    def attempt(self) -> int:
+        """Number of the latest attempt, 0 before the first."""
+        return self._fence()
 
     def holds_fence(self, attempt: int) -> bool:
         """Say whether no later attempt has started."""

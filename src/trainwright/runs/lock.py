@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -20,19 +21,38 @@ class RunLock:
     """Hold `run.lock` as a context manager; UserError naming process, host and start time if another holds it.
 
     The lock belongs to the open file (flock), which no child started by exec inherits: it ends with this process.
+
+    `is_gone` says of what the holder wrote of itself whether it is known to have lost its machine. It may still run
+    there, so that the kernel, or the file server, keeps its lock: then the file is replaced by another, and the fence
+    keeps what the former holder writes out of the run.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(
+        self, folder: RunFolder, *, is_gone: Callable[[Mapping[str, Any]], bool] = lambda holder: False
+    ) -> None:
         self._path = folder.lock_file
+        self._is_gone = is_gone
         self._run = folder.path
         self._fd = -1
 
     def __enter__(self) -> RunLock:
+        while not self._take():
+            self._close()
+        self._write_holder()
+        return self
+
+    def _take(self) -> bool:
+        """Lock the file; return False where it was replaced meanwhile, or is to be."""
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._is_in_place()
         except BlockingIOError:
             holder = self._holder()
+            if self._is_gone(holder):
+                if self._is_in_place():
+                    self._path.unlink(missing_ok=True)
+                return False
             self._close()
             raise UserError(
                 f"another process works on {self._run}: {_describe(holder)}",
@@ -45,8 +65,13 @@ class RunLock:
                 hints=["put output_dir on a file system with flock (Lustre: mount option -o flock)"],
                 exit_code=ExitCode.STORAGE,
             ) from error
-        self._write_holder()
-        return self
+
+    def _is_in_place(self) -> bool:
+        """Say whether the open file is the one that bears the name now."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

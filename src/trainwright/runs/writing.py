@@ -67,14 +67,21 @@ def write_new(path: Path, data: bytes) -> None:
 
 def write_json_atomic(path: Path, obj: object) -> None:
     """Replace `path` by `obj` as JSON: temporary file, fsync, rename, fsync of the folder."""
-    with _temporary(path, obj) as temporary:
+    with _temporary(path, _json(obj)) as temporary:
+        temporary.replace(path)
+        sync_dir(path.parent)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Replace `path` by a text of UTF-8 in the same way."""
+    with _temporary(path, text.encode()) as temporary:
         temporary.replace(path)
         sync_dir(path.parent)
 
 
 def write_json_once(path: Path, obj: object) -> None:
     """Write `path` as JSON unless it is there already; of several writers at once the first wins."""
-    with _temporary(path, obj) as temporary:
+    with _temporary(path, _json(obj)) as temporary:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
@@ -94,9 +101,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON: {error}", hints=[f"restore or remove {path}"]) from error
 
 
+def _json(obj: object) -> bytes:
+    return (json.dumps(plain(obj), indent=2, allow_nan=False) + "\n").encode()
+
+
 @contextlib.contextmanager
-def _temporary(path: Path, obj: object) -> Iterator[Path]:
-    data = (json.dumps(plain(obj), indent=2, allow_nan=False) + "\n").encode()
+def _temporary(path: Path, data: bytes) -> Iterator[Path]:
     temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}"
     try:
         write_new(temporary, data)

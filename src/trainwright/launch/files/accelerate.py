@@ -73,6 +73,28 @@ def accelerate_keys(layout: Layout, nodes: Nodes, deepspeed_json: Path) -> dict[
     return keys
 
 
+def accelerate_environment(layout: Layout, nodes: Nodes, deepspeed_json: Path) -> dict[str, str]:
+    """Return what `accelerate launch` would put into the environment of its ranks, for ranks that torchrun starts."""
+    keys = accelerate_keys(layout, nodes, deepspeed_json)
+    environment = {"ACCELERATE_USE_CPU": str(keys["use_cpu"]).lower()}
+    if "mixed_precision" in keys:
+        environment["ACCELERATE_MIXED_PRECISION"] = keys["mixed_precision"]
+    if "fsdp_config" in keys:
+        told = {name.upper(): _variable(value) for name, value in keys["fsdp_config"].items()}
+        environment |= {"ACCELERATE_USE_FSDP": "true", **told}
+    if "deepspeed_config" in keys:
+        environment |= {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_CONFIG_FILE": keys["deepspeed_config"]["deepspeed_config_file"],
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT": _variable(keys["deepspeed_config"]["zero3_init_flag"]),
+        }
+    return environment
+
+
+def _variable(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _distributed_type(layout: Layout) -> str:
     if layout.strategy.startswith("zero"):
         return "DEEPSPEED"

@@ -11,6 +11,10 @@ from trainwright.job.schedule import effective_batch
 from trainwright.job.schema import Job
 from trainwright.plan.layout import Layout
 
+DEEPSPEED_TRAINER = "deepspeed.json"
+DEEPSPEED_ACCELERATE = "deepspeed_accelerate.json"
+DEEPSPEED_ENGINE = "deepspeed_engine.json"
+
 BUCKET_ELEMENTS = 200_000_000
 """Elements that are reduced or gathered at once (S4-26)."""
 
@@ -19,7 +23,7 @@ AUTO = "auto"
 
 
 def engine_config(job: Job, layout: Layout) -> dict[str, Any]:
-    """Return the file for the project's own workers, whose optimizer and schedule are not DeepSpeed's."""
+    """Return the file for what calls `deepspeed.initialize` with an optimizer of its own, as the workers do."""
     return {
         "train_batch_size": effective_batch(layout.micro_batch_size, layout.gradient_accumulation_steps, layout.ranks),
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,

@@ -1,4 +1,4 @@
-"""launch.sh: the ranks of a plan under torchrun.
+"""launch.sh: the ranks of a plan under torchrun, or under the launcher of a user's own script.
 
 Fixed text, whole numbers and device names of a few plain characters: no value of a job is ever shell text, as the
 script finds the job in the files beside itself.
@@ -14,12 +14,13 @@ from trainwright.launch.files.nodes import Nodes
 from trainwright.plan.layout import Layout
 
 LAUNCH_SH = "launch.sh"
+SCRIPT_JSON = "script.json"
 _DEVICES = re.compile(r"[A-Za-z0-9][A-Za-z0-9,/:-]*", re.ASCII)
 """Indices, GPU UUIDs and MIG ids with commas between them."""
 
 
-def launch_script(layout: Layout, nodes: Nodes) -> str:
-    """Return the text of launch.sh.
+def launch_script(layout: Layout, nodes: Nodes, launcher: str | None = None) -> str:
+    """Return the text of launch.sh; `launcher` is that of the job's own script, None for the built-in trainer.
 
     Raises:
         UserError: nodes and layout do not go together, or a device has a name that none can have.
@@ -28,8 +29,12 @@ def launch_script(layout: Layout, nodes: Nodes) -> str:
     devices = layout.visible_devices
     if devices is not None and not _DEVICES.fullmatch(devices):
         raise UserError(f"{devices!r} is no list of GPU indices, UUIDs or MIG ids")
-    parts = [_HEAD, _usage(layout, nodes), _START, _device_lines(layout, devices), _threads(nodes), _OWN_SCRIPT]
-    return "\n".join([*parts, _several(nodes) if nodes.count > 1 else _single(nodes)])
+    parts = [_HEAD, _usage(layout, nodes) if launcher is None else _script_usage(nodes), _START]
+    parts += [_device_lines(layout, devices), _threads(nodes)]
+    if launcher is None:
+        return "\n".join([*parts, _OWN_SCRIPT, _several(nodes) if nodes.count > 1 else _single(nodes)])
+    parts.append(_SCRIPT_OF_JOB if launcher != "deepspeed" else _SCRIPT_OF_JOB.replace("-m", "--module", 1))
+    return "\n".join([*parts, _script_start(launcher, nodes)])
 
 
 _HEAD = "#!/usr/bin/env bash"
@@ -41,6 +46,42 @@ export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_PROGRESS_B
 
 _OWN_SCRIPT = """\
 (($#)) || set -- -m trainwright.train.under_torchrun "$here\""""
+
+_MEETING = """\
+: "${{NODE_RANK:=${{SLURM_NODEID:?set NODE_RANK to the number of this machine, 0 to {last}}}}}"
+: "${{MASTER_ADDR:?set MASTER_ADDR to the address of machine number 0}}\""""
+
+_SCRIPT_OF_JOB = f"""\
+(($#)) || set -- -m trainwright.launch.own_script.rank "$here/{SCRIPT_JSON}\""""
+
+
+def _script_usage(nodes: Nodes) -> str:
+    started = f"bash {LAUNCH_SH}"
+    if nodes.count > 1:
+        started = f"NODE_RANK=0 MASTER_ADDR=ADDRESS {started}    on each of {nodes.count} machines, with its own number"
+    return f"""\
+# Runs the command in {SCRIPT_JSON} beside this file, as plan.json says:
+#   {started}
+# It starts from the beginning each time and keeps no log: `trainwright train` resumes and records."""
+
+
+def _script_start(launcher: str, nodes: Nodes) -> str:
+    several = nodes.count > 1
+    match launcher:
+        case "accelerate" if several:
+            return f"""\
+{_MEETING.format(last=nodes.count - 1)}
+exec accelerate launch --config_file "$here/{MULTI_NODE}" --machine_rank "$NODE_RANK" \\
+  --main_process_ip "$MASTER_ADDR" --main_process_port "${{MASTER_PORT:-29500}}" "$@"
+"""
+        case "accelerate":
+            return f'exec accelerate launch --config_file "$here/{SINGLE_NODE}" "$@"\n'
+        case "deepspeed":
+            return f'exec deepspeed --num_gpus={nodes.ranks_per_node} --no_local_rank "$@"\n'
+        case "torchrun":
+            return _several(nodes) if several else _single(nodes)
+        case _:
+            return 'exec python "$@"\n'
 
 
 def _usage(layout: Layout, nodes: Nodes) -> str:
@@ -88,8 +129,7 @@ def _several(nodes: Nodes) -> str:
     # The machine that holds the meeting point is named: torchrun finds it by comparing addresses with the host name,
     # which fails where /etc/hosts gives the name a loopback address (torch 2.13, c10d_rendezvous_backend).
     return f"""\
-: "${{NODE_RANK:=${{SLURM_NODEID:?set NODE_RANK to the number of this machine, 0 to {nodes.count - 1}}}}}"
-: "${{MASTER_ADDR:?set MASTER_ADDR to the address of machine number 0}}"
+{_MEETING.format(last=nodes.count - 1)}
 is_host=0
 if [[ $NODE_RANK == 0 ]]; then is_host=1; fi
 exec torchrun --nnodes={nodes.count} --nproc-per-node={nodes.ranks_per_node} \\

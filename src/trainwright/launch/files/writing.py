@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,16 +12,26 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import Job
 from trainwright.launch.files import deepspeed
 from trainwright.launch.files.accelerate import MULTI_NODE, SINGLE_NODE, accelerate_yaml
+from trainwright.launch.files.deepspeed import DEEPSPEED_ACCELERATE, DEEPSPEED_ENGINE, DEEPSPEED_TRAINER
 from trainwright.launch.files.nodes import Nodes
-from trainwright.launch.files.script import LAUNCH_SH, launch_script
+from trainwright.launch.files.script import LAUNCH_SH, SCRIPT_JSON, launch_script
+from trainwright.launch.files.script_json import script_start
 from trainwright.plan.choose import Plan
 from trainwright.runs.writing import TEMPORARY_PREFIX, plain, write_new
 
 RESOLVED_JSON = "resolved.json"
 PLAN_JSON = "plan.json"
-DEEPSPEED_TRAINER = "deepspeed.json"
-DEEPSPEED_ACCELERATE = "deepspeed_accelerate.json"
-NAMES = (RESOLVED_JSON, PLAN_JSON, SINGLE_NODE, MULTI_NODE, DEEPSPEED_TRAINER, DEEPSPEED_ACCELERATE, LAUNCH_SH)
+NAMES = (
+    RESOLVED_JSON,
+    PLAN_JSON,
+    SINGLE_NODE,
+    MULTI_NODE,
+    DEEPSPEED_TRAINER,
+    DEEPSPEED_ACCELERATE,
+    DEEPSPEED_ENGINE,
+    SCRIPT_JSON,
+    LAUNCH_SH,
+)
 
 
 def write_files(directory: Path, job: Job, plan: Plan, nodes: Nodes | None = None) -> list[Path]:
@@ -59,11 +70,16 @@ def file_texts(directory: Path, job: Job, plan: Plan, nodes: Nodes) -> dict[str,
         SINGLE_NODE if nodes.count == 1 else MULTI_NODE: accelerate_yaml(
             layout, nodes, directory / DEEPSPEED_ACCELERATE
         ),
-        LAUNCH_SH: launch_script(layout, nodes),
     }
+    start = None if job.script is None else script_start(job, plan, directory, nodes=nodes.count)
+    texts[LAUNCH_SH] = launch_script(layout, nodes, None if start is None else start.launcher)
+    if start is not None:
+        texts[SCRIPT_JSON] = _json(dataclasses.asdict(start))
     if layout.strategy.startswith("zero"):
         texts[DEEPSPEED_TRAINER] = _json(deepspeed.trainer_config(job, layout))
         texts[DEEPSPEED_ACCELERATE] = _json(deepspeed.accelerate_config(job, layout))
+        if start is not None:
+            texts[DEEPSPEED_ENGINE] = _json(deepspeed.engine_config(job, layout))
     return texts
 
 

@@ -1,0 +1,168 @@
+"""What a run goes on with after its memory ran out: a layout that needs less, and why; or what else would help."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from trainwright.hardware.choice import Choice
+from trainwright.job.schema import Job
+from trainwright.out_of_memory import Doing, fragmentation_advice
+from trainwright.plan.layout import Layout
+from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST, ZERO, Sharing, sharings
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.records import append, read
+
+EVENT = "less memory"
+LARGER_GPU = "h100"
+"""What a plan on another card is shown for: one that can be had everywhere, by its key in the catalogue."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The layout that follows one whose memory did not suffice; `choices` are the values that differ, with reasons."""
+
+    layout: Layout
+    choices: dict[str, Choice[Any]]
+
+    @property
+    def lines(self) -> list[str]:
+        """The choices as printed."""
+        return [f"  {key} = {choice.value}  ({choice.reason})" for key, choice in self.choices.items()]
+
+
+def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None:
+    """Return what to go on with, None where nothing is left that the job allows.
+
+    The samples of a step and all that is learned from them stay the same: half the micro-batch and twice the
+    accumulation (or half the evaluation's batch), down to one sample; then gradient checkpointing; then the most
+    sparing way to share the model.
+    """
+    if doing == "evaluation" and layout.eval_batch_size > 1:
+        half = layout.eval_batch_size // 2
+        reason = f"half of {layout.eval_batch_size}: {cause}"
+        return Change(dataclasses.replace(layout, eval_batch_size=half), {"eval.batch_size": Choice(half, reason)})
+    if doing == "training" and layout.micro_batch_size > 1:
+        return _half_the_micro_batch(layout, cause)
+    if doing == "training" and job.train.gradient_checkpointing == "auto" and not layout.gradient_checkpointing:
+        reason = f"activations are computed twice instead of kept: {cause}"
+        changed = dataclasses.replace(layout, gradient_checkpointing=True)
+        return Change(changed, {"train.gradient_checkpointing": Choice(True, reason)})
+    sharing = _most_sparing(job, layout)
+    if sharing is None:
+        return None
+    changed = dataclasses.replace(layout, strategy=sharing.strategy, offload=sharing.offload)
+    choices: dict[str, Choice[Any]] = {}
+    if sharing.strategy != layout.strategy:
+        choices["resources.strategy"] = Choice(sharing.strategy, f"keeps the least on each rank: {cause}")
+    if sharing.offload != layout.offload:
+        choices["resources.offload"] = Choice(sharing.offload, f"kept in host memory: {cause}")
+    return Change(changed, choices)
+
+
+def _half_the_micro_batch(layout: Layout, cause: str) -> Change:
+    micro = layout.micro_batch_size // 2
+    changed = layout.with_micro_batch(micro)
+    accumulation = changed.gradient_accumulation_steps
+    return Change(
+        changed,
+        {
+            "train.micro_batch_size": Choice(micro, f"half of {layout.micro_batch_size}: {cause}"),
+            "train.gradient_accumulation_steps": Choice(
+                accumulation, f"{layout.global_batch_size} samples in parts of {micro} at most, as many as before"
+            ),
+        },
+    )
+
+
+def _most_sparing(job: Job, layout: Layout) -> Sharing | None:
+    """Return the way to share the model that leaves the least on a rank, None where it is in use already."""
+    deepspeed = importlib.util.find_spec("deepspeed") is not None
+    found = [way for way in sharings(job, layout.ranks, layout.device) if deepspeed or way.strategy not in ZERO]
+    found.sort(key=_sparing)
+    if not found or _sparing(found[-1]) <= _sparing(Sharing(layout.strategy, layout.offload)):
+        return None
+    return found[-1]
+
+
+def _sparing(way: Sharing) -> tuple[int, int]:
+    return SIMPLEST_FIRST.index(way.strategy), OFFLOADS.index(way.offload)
+
+
+def remember(folder: RunFolder, attempt: int, before: Layout, change: Change) -> None:
+    """Write a change down, so that a later start of the run begins with it."""
+    append(
+        folder.events_jsonl,
+        {
+            "event": EVENT,
+            "attempt": attempt,
+            "before": dataclasses.asdict(before),
+            "after": dataclasses.asdict(change.layout),
+            "choices": {key: {"value": c.value, "reason": c.reason} for key, c in change.choices.items()},
+        },
+    )
+
+
+def as_remembered(folder: RunFolder, layout: Layout) -> Change:
+    """Return what this run has learned of a layout: the one that followed it, or itself where it has not failed."""
+    followed = {}
+    for event in read(folder.events_jsonl):
+        if event.get("event") == EVENT:
+            choices = {key: Choice(**choice) for key, choice in event["choices"].items()}
+            followed[Layout.from_json(event["before"])] = Change(Layout.from_json(event["after"]), choices)
+    change = Change(layout, {})
+    while (after := followed.pop(change.layout, None)) is not None:
+        change = Change(after.layout, change.choices | after.choices)
+    return change
+
+
+def changed_plan(plan: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """Return what plan.json holds with a change in it; its estimate was one of another layout."""
+    if not change.choices:
+        return dict(plan)
+    choices = {key: {"value": choice.value, "reason": choice.reason} for key, choice in change.choices.items()}
+    return {
+        **plan,
+        "layout": dataclasses.asdict(change.layout),
+        "choices": dict(sorted({**plan["choices"], **choices}.items())),
+        "estimate": None,
+        "no_estimate": "the layout that was estimated ran out of memory",
+    }
+
+
+def remedies(job: Job, layout: Layout, said: str, asked: Sequence[str], count: int = 3) -> list[str]:
+    """Return `count` commands that need less memory, the least intrusive first.
+
+    `asked` is the job and its overrides as the user named them. What learns something else begins anew.
+    """
+    train = shlex.join(["trainwright", "train", *asked])
+    plan = shlex.join(["trainwright", "plan", *asked])
+    changes = islice(_remedies(job, layout, said), count)
+    return [change.format(train=train, plan=plan) for change in changes]
+
+
+def _remedies(job: Job, layout: Layout, said: str) -> Iterator[str]:
+    saved_model, optim = job.model.from_scratch is None, job.train.optim
+    setting = fragmentation_advice(said)
+    if setting is not None:
+        yield f"{setting} {{train}}"
+    if not layout.gradient_checkpointing:
+        yield "{train} train.gradient_checkpointing=true"
+    if job.resources.strategy != "auto" and layout.strategy != "zero3" and layout.ranks > 1 and optim == "adamw":
+        yield "{train} resources.strategy=auto"
+    if layout.precision == "fp32":
+        yield "{train} resources.precision=bf16"
+    if job.method.type == "full" and saved_model:
+        yield "{train} method.type=lora --fresh"
+    yield f"{{train}} data.max_length={max(1, job.data.max_length // 2)} --fresh"
+    if optim == "adamw" and layout.strategy in ("single", "ddp"):
+        yield "{train} train.optim=adafactor --fresh"
+    if layout.device == "cuda" and job.method.type != "qlora" and saved_model:
+        yield "{train} method.type=qlora --fresh"
+    yield f"{{plan}} --gpus {LARGER_GPU}:{layout.ranks}"
+    yield "trainwright gpus"

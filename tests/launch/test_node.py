@@ -1,0 +1,60 @@
+"""What the launcher of one node tells torchrun, and where the nodes of an attempt meet."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from trainwright.errors import UserError
+from trainwright.launch.node import NodeLaunch, address_towards, torchrun_options
+from trainwright.launch.several import reserve_port
+
+LAUNCH = NodeLaunch(
+    nodes=2,
+    ranks_per_node=4,
+    address="10.0.0.7",
+    port=41000,
+    rendezvous_id="run-3-ab12",
+    command=("-m", "trainwright.train.under_torchrun", "/runs/a b"),
+    environment={"OMP_NUM_THREADS": "4"},
+    records="/runs/a b/logs/attempt_3",
+)
+
+
+def test_every_node_is_told_the_same_but_for_who_holds_the_meeting() -> None:
+    """T-07, S4-49: number 0 hosts, each names its own address, and a restart is left to a new attempt."""
+    first, second = (torchrun_options(LAUNCH, node, f"10.0.0.{7 + node}") for node in (0, 1))
+    assert "--rdzv-conf=is_host=true" in first
+    assert "--rdzv-conf=is_host=false" in second
+    differing = [option for option in first if option not in second]
+    assert differing == ["--rdzv-conf=is_host=true", "--local-addr=10.0.0.7"]
+    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=10.0.0.7:41000", "--max-restarts=0"} <= set(first)
+    assert first[-3:] == list(LAUNCH.command)
+
+
+def test_what_is_written_for_the_nodes_is_what_they_read(tmp_path: Path) -> None:
+    LAUNCH.write(tmp_path / "nodes.json")
+    assert NodeLaunch.read(tmp_path / "nodes.json") == LAUNCH
+
+
+def test_the_port_of_a_meeting_is_given_to_nobody_else() -> None:
+    """S11: kept from other choices of the kernel, and free for who says SO_REUSEADDR, as the store of torch does."""
+    kept, port = reserve_port("127.0.0.1")
+    with kept:
+        others = [reserve_port("127.0.0.1") for _ in range(200)]
+        assert port not in {other for _, other in others}
+        for other, _ in others:
+            other.close()
+        with pytest.raises(OSError, match="in use"), socket.socket() as unasked:
+            unasked.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)):
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+def test_an_address_is_that_of_the_way_to_the_other_node() -> None:
+    """The host name is not asked, which often stands for loopback or for nothing."""
+    assert address_towards("127.0.0.1").startswith("127.")
+    with pytest.raises(UserError, match="cannot be reached"):
+        address_towards("no-such-node.invalid")
