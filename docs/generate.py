@@ -21,7 +21,25 @@ from trainwright.job.schema import Interval, Job
 
 DOCS = Path(__file__).parent
 HEADER = "<!-- Written by docs/generate.py; change the code and run `make docs`. -->\n\n"
-COMMANDS = ["", "train", "demo", "gpus", "plan", "presets", "config", "config show", "config schema"]
+COMMANDS = [
+    "",
+    "train",
+    "submit",
+    "status",
+    "logs",
+    "cancel",
+    "resume",
+    "eval",
+    "demo",
+    "watch",
+    "doctor",
+    "gpus",
+    "plan",
+    "presets",
+    "config",
+    "config show",
+    "config schema",
+]
 EXIT_CODES = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "ran and failed, or a check found a problem",

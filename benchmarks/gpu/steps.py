@@ -44,6 +44,7 @@ from trainwright.train.feeding import Feed
 from trainwright.train.loop import StepLoop
 from trainwright.train.measuring import Measuring
 from trainwright.train.ranks import Ranks
+from trainwright.train.sections import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task
@@ -173,6 +174,7 @@ def _step_loop(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strateg
         contract={},
         tracking=None,
         measuring=Measuring(ranks.device),
+        sections=Sections(ranks.device),
         position=Position(),
         best=None,
         eval_due=False,

@@ -199,6 +199,11 @@ def test_a_dry_run_starts_nothing(bench: Path) -> None:
     done = run(bench, "eval.yaml", "--workers", "2", "--dry-run")
     assert done.returncode == ExitCode.DONE, done.stderr
     assert done.stdout.count("-m trainwright.evaluate.workers") == 2
+    told = run(bench, "eval.yaml", "--quick", "--dry-run", "--json")
+    assert told.returncode == ExitCode.DONE, told.stderr
+    tests = json.loads(told.stdout)["tests"]
+    assert [test["policies"] for test in tests] == [["mdp"], ["mdp"], ["mdp", "fixed:3"]]
+    assert tests[0]["workers"][0]["command"][-2:] == ["trainwright.evaluate.workers", "SOCKET"]
     assert not (bench / "results").exists()
 
 
@@ -210,6 +215,7 @@ def test_quick_runs_the_guides_three_tests_of_five_questions(bench: Path) -> Non
     assert [test["config"]["n_questions"] for test in tests] == [5, 5, 5]
     assert [test["gpu_mode"] for test in tests] == ["single", "data_parallel", "single"]
     assert "Test 3 of 3: two policies compared" in done.stderr
+    assert done.stderr.count("always answering") == len({"easy", "medium", "hard"})
     assert {"mdp_strategy", "fixed_strategy"} <= set(tests[2])
 
 

@@ -121,3 +121,15 @@ def test_a_contender_is_not_told_the_name_of_a_dead_holder(folder: RunFolder) ->
         with pytest.raises(UserError, match=f"pid {os.getpid()} on "), RunLock(folder):
             pytest.fail("locked twice")
         late.join()
+
+
+def test_the_lock_of_a_lost_machine_is_taken_over_and_its_holder_cannot_give_it_back(folder: RunFolder) -> None:
+    """C15: what still lives there keeps the old file, of which nobody hears any more; a third one is kept out."""
+    lost = RunLock(folder)
+    lost.__enter__()
+    with RunLock(folder, is_gone=lambda holder: holder["pid"] == os.getpid()):
+        lost.__exit__(None, None, None)
+        with pytest.raises(UserError, match=f"pid {os.getpid()} on "), RunLock(folder):
+            pytest.fail("locked twice")
+    with RunLock(folder):
+        pass

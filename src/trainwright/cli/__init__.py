@@ -10,7 +10,22 @@ from typing import Annotated
 import typer
 
 from trainwright import __version__
-from trainwright.cli import config, demo, gpus, plan, presets, train
+from trainwright.cli import (
+    cancel,
+    config,
+    demo,
+    doctor,
+    eval,
+    gpus,
+    logs,
+    plan,
+    presets,
+    resume,
+    status,
+    submit,
+    train,
+    watch,
+)
 from trainwright.errors import ExitCode, UserError
 
 app = typer.Typer(
@@ -21,7 +36,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train.train)
+app.command()(submit.submit)
+app.command()(status.status)
+app.command()(logs.logs)
+app.command()(cancel.cancel)
+app.command()(resume.resume)
 app.command()(demo.demo)
+app.command("eval")(eval.eval_)
+app.command()(watch.watch)
+app.command()(doctor.doctor)
 app.command()(gpus.gpus)
 app.command()(plan.plan)
 app.command()(presets.presets)
@@ -46,7 +69,7 @@ def _root(
 def main() -> None:
     """Run the command; errors for the user go to stderr, with the exit code that says what kind they are."""
     try:
-        app(args=train.with_resume_value(sys.argv[1:]), prog_name="trainwright")
+        app(args=eval.with_lists(train.with_resume_value(sys.argv[1:])), prog_name="trainwright")
     except UserError as error:
         if "--json" in sys.argv:
             print(json.dumps({"schema_version": 1, "error": error.to_json()}, indent=2))

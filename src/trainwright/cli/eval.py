@@ -64,7 +64,7 @@ def eval_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Evaluate a model on a benchmark; the same command starts it, goes on with it, or shows that it is finished."""
-    from trainwright.errors import ExitCode
+    from trainwright.errors import ExitCode, UserError
     from trainwright.evaluate.asked import DEFAULT_FIXED_K, load_evaluation
     from trainwright.evaluate.frontier import WEIGHTS, with_frontier
 
@@ -80,6 +80,8 @@ def eval_(
     }
     source, overrides = _source(arguments or [])
     asked = load_evaluation(source, overrides, {key: value for key, value in given.items() if value[1] is not None})
+    if frontier is not None and quick:
+        raise UserError("--quick compares policies of its own", hints=["leave out --quick, or --frontier"])
     if frontier is not None:
         asked = with_frontier(asked, " ".join(frontier).replace(",", " ").split() or WEIGHTS)
     if quick:

@@ -73,7 +73,7 @@ def plot_frontier(points: Sequence[Point], results: Path, title: str) -> list[Pa
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise not_installed("the plot", "matplotlib", extra="report", instead="take the figures above") from error
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="mean cost of a question", ylabel="accuracy, with Wilson's 95 % interval")
     axes.set_title(title, parse_math=False)
@@ -86,14 +86,17 @@ def plot_frontier(points: Sequence[Point], results: Path, title: str) -> list[Pa
         capsize=3,
         label="mdp, by mu",
     )
+    weights: dict[tuple[float, float], list[str]] = {}
     for point in ours:
-        place = (point.avg_cost, point.accuracy)
-        axes.annotate(f"{point.mu:g}", place, textcoords="offset points", xytext=(6, 6))
+        weights.setdefault((point.avg_cost, point.accuracy), []).append(f"{point.mu:g}")
+    for place, names in weights.items():
+        axes.annotate(", ".join(names), place, textcoords="offset points", xytext=(6, 6))
     for point, marker in zip([other for other in points if other.mu is None], "s^Dv<>pP*X" * len(points), strict=False):
         bars = _bars([point])
         axes.errorbar(point.avg_cost, point.accuracy, yerr=bars, marker=marker, ls="", capsize=3, label=point.policy)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.margins(0.15)
+    figure.legend(loc="outside right upper")
     paths = [results.with_suffix(f".frontier.{suffix}") for suffix in FORMATS]
     for path in paths:
         figure.savefig(path, dpi=150)

@@ -143,6 +143,6 @@ class Strategy:
 
     @property
     def slug(self) -> str:
-        """The name as part of a file name: `mdp`, `fixed_k3`."""
-        text = self.name.replace("fixed:", "fixed_k")
+        """The name as part of a file name: `mdp`, `mdp_mu2`, `fixed_k3`."""
+        text = self.name.replace("fixed:", "fixed_k").replace(":mu=", "_mu")
         return "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in text)

@@ -23,7 +23,7 @@ from trainwright.evaluate.policies import (
 from trainwright.evaluate.solving import Solution, solve
 
 SPELLINGS: Mapping[str, str] = {
-    "mdp[:SET|:mu=MU]": "the best action of the decision process, of a named parameter set, or at another weight of cost",
+    "mdp[:SET|:mu=MU]": "the best action of the decision process, of a named set, or at another weight of cost",
     "thresholds[:SET]": "the two thresholds read off its solution",
     "threshold:U": "retrieve below U, then answer",
     "threshold:U,V": "retrieve below U, reason below V, then stop",

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.out_of_memory import OutOfMemoryError
+from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.storage import storage_errno
-from trainwright.train.kill_domain import die_with_launcher
 from trainwright.train.stopping import StopRequest
 
 
@@ -57,6 +58,8 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         exit_code, text = int(ExitCode.FAILED), "".join(traceback.format_exception(kind, error, trace))
     rank, attempt = os.environ["RANK"], os.environ["TRAINWRIGHT_ATTEMPT"]
     record = {"rank": int(rank), "exit_code": exit_code, "time_s": time.time(), "text": text}
+    if isinstance(error, OutOfMemoryError):
+        record["out_of_memory_in"] = error.doing
     path = Path(sys.argv[1]) / "logs" / f"attempt_{attempt}" / f"rank_{rank}.error.json"
     with contextlib.suppress(OSError):  # on a full disk the exit status alone has to say it
         path.write_text(json.dumps(record))

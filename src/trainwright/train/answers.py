@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.train.data.tokenizer import ensure_pad_token, load_tokenizer
-from trainwright.train.kill_domain import die_with_launcher
 
 BATCH_SIZE = 50
 MOST_NEW_TOKENS = 64

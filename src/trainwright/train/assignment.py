@@ -7,13 +7,17 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from trainwright.job.schedule import apportion
+from trainwright.train.split import Split
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One rank's share of the layout in plan.json; batch sizes in samples."""
+    """One rank's share of the layout in plan.json; batch sizes in samples.
+
+    `rank_samples` are those of a global batch on each rank, and `rank_micro_batch_sizes` what each takes at once; both
+    empty where all ranks are alike.
+    """
 
     rank: int
     local_rank: int
@@ -27,6 +31,9 @@ class Assignment:
     eval_batch_size: int
     gradient_checkpointing: bool
     offload: str
+    global_batch_size: int
+    rank_samples: tuple[int, ...] = ()
+    rank_micro_batch_sizes: tuple[int, ...] = ()
 
     @classmethod
     def from_environment(cls, layout: dict[str, Any]) -> Assignment:
@@ -40,11 +47,10 @@ class Assignment:
             **{name: layout[name] for name in own},
         )
 
-    def micro_batches(self, samples: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        """Return this rank's part of each micro-step of a global batch.
-
-        Every rank gets the same number of micro-steps, as collectives need; where the batch does not divide, parts
-        differ by one sample at most and may be empty. A whole batch gives `micro_batch_size` samples each time.
-        """
-        micro_steps = -(-len(samples) // (self.micro_batch_size * self.world_size))
-        return [np.array_split(part, self.world_size)[self.rank] for part in np.array_split(samples, micro_steps)]
+    @property
+    def split(self) -> Split:
+        """How the plan shares a global batch among the ranks."""
+        alike = (1,) * self.world_size
+        weights = self.rank_samples or apportion(self.global_batch_size, alike)
+        at_once = self.rank_micro_batch_sizes or [self.micro_batch_size] * self.world_size
+        return Split(tuple(weights), tuple(at_once))

@@ -41,17 +41,20 @@ def environment_lines(ranks: Ranks) -> list[str]:
 def model_lines(count: ParameterCount, assignment: Assignment, global_batch_size: int) -> list[str]:
     """Return the lines on parameters and batch."""
     adapters = f" in {count.adapter_layers} adapter layers" if count.adapter_layers else ""
-    micro, accumulation, world_size = (
-        assignment.micro_batch_size,
-        assignment.gradient_accumulation_steps,
-        assignment.world_size,
-    )
-    product = micro * accumulation * world_size
-    kept = "" if product == global_batch_size else f", filled with {global_batch_size} samples"
     return [
         f"Parameters: {count.total:,} in all, {count.trainable:,} trained ({count.trainable_pct:.2f} %){adapters}",
-        f"Effective batch: {micro} x {accumulation} x {world_size} = {product} (micro x accumulation x ranks){kept}",
+        f"Effective batch: {_batch(assignment, global_batch_size)}",
     ]
+
+
+def _batch(assignment: Assignment, global_batch_size: int) -> str:
+    if assignment.rank_samples:
+        shares = " + ".join(map(str, assignment.rank_samples))
+        return f"{shares} = {global_batch_size} (each rank's part, by its speed)"
+    micro, accumulation = assignment.micro_batch_size, assignment.gradient_accumulation_steps
+    product = micro * accumulation * assignment.world_size
+    kept = "" if product == global_batch_size else f", filled with {global_batch_size} samples"
+    return f"{micro} x {accumulation} x {assignment.world_size} = {product} (micro x accumulation x ranks){kept}"
 
 
 @dataclass(frozen=True)

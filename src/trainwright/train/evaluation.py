@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from trainwright.train.assignment import Assignment
 from trainwright.train.data.dataset import TokenDataset
-from trainwright.train.feeding import Feed
+from trainwright.train.feeding import Feed, Samples
 from trainwright.train.precision import autocast
 from trainwright.train.ranks import Ranks
 from trainwright.train.stopping import StopRequest
@@ -44,28 +45,54 @@ def evaluate(
     limit: int | None,
 ) -> Evaluation | None:
     """Return the loss over the first `limit` held-out samples, or None if a rank was asked to stop meanwhile."""
-    samples = np.arange(min(len(data), limit or len(data)), dtype=np.int64)
+    samples = _held_out(data, limit)
     passes = -(-len(samples) // (assignment.eval_batch_size * ranks.world_size))
     parts = [np.array_split(together, ranks.world_size)[ranks.rank] for together in np.array_split(samples, passes)]
     # A rank whose part is empty goes through the pass all the same, with a sample that counts for nothing.
     fed = [part if len(part) else samples[:1] for part in parts]
-    feed = Feed(data, task, ranks.device)
     loss_sum = torch.zeros(
         (), dtype=torch.float32 if ranks.device.type == "mps" else torch.float64, device=ranks.device
     )
+    for index, loss in enumerate(_losses(strategy, task, data, ranks, assignment, fed)):
+        if len(parts[index]):
+            loss_sum += loss.double() if loss_sum.dtype == torch.float64 else loss
+        if (index + 1) % STOP_CHECK_PASSES == 0 and ranks.sum([float(stop.requested)])[0] > 0:
+            return None
+    targets = int(data.targets[samples].sum())
+    return Evaluation(ranks.sum([float(loss_sum)])[0] / targets, targets)
+
+
+def rehearse(
+    strategy: Strategy, task: Task, data: TokenDataset, ranks: Ranks, assignment: Assignment, *, limit: int | None
+) -> None:
+    """Go once through the longest held-out samples that a pass can hold, for the memory that it takes."""
+    samples = _held_out(data, limit)
+    longest = np.argsort(-data.lengths[samples], kind="stable")[: assignment.eval_batch_size]
+    for _ in _losses(strategy, task, data, ranks, assignment, [samples[longest]]):
+        pass
+
+
+def _held_out(data: TokenDataset, limit: int | None) -> Samples:
+    return np.arange(min(len(data), limit or len(data)), dtype=np.int64)
+
+
+def _losses(
+    strategy: Strategy,
+    task: Task,
+    data: TokenDataset,
+    ranks: Ranks,
+    assignment: Assignment,
+    parts: Sequence[Samples],
+) -> Iterator[torch.Tensor]:
+    """Yield the sum of the losses of each part, with the model as it predicts."""
+    feed = Feed(data, task, ranks.device)
     was_training = strategy.forward.training
     strategy.forward.eval()
     try:
-        with torch.no_grad():
-            for index, (_, batch) in enumerate(feed.batches(fed)):
-                with autocast(ranks.device, assignment.precision):
-                    loss = task.loss_sum(strategy.forward, batch)
-                if len(parts[index]):
-                    loss_sum += loss.double() if loss_sum.dtype == torch.float64 else loss
-                if (index + 1) % STOP_CHECK_PASSES == 0 and ranks.sum([float(stop.requested)])[0] > 0:
-                    return None
+        for _, batch in feed.batches(parts):
+            with torch.no_grad(), autocast(ranks.device, assignment.precision):
+                loss = task.loss_sum(strategy.forward, batch)
+            yield loss
     finally:
         strategy.forward.train(was_training)
         feed.close()
-    targets = int(data.targets[samples].sum())
-    return Evaluation(ranks.sum([float(loss_sum)])[0] / targets, targets)

@@ -19,16 +19,19 @@ from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.train.assignment import Assignment
+from trainwright.train.balance import Balance
 from trainwright.train.console import Pace, StepLine, memory_gib, say
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.order import epoch_order
-from trainwright.train.evaluation import evaluate
+from trainwright.train.evaluation import evaluate, rehearse
 from trainwright.train.feeding import Feed
 from trainwright.train.measuring import Measuring
+from trainwright.train.memory import RunningOut
 from trainwright.train.precision import autocast
 from trainwright.train.randomness import seed_micro_step
 from trainwright.train.ranks import Ranks
 from trainwright.train.saving import Best, save_checkpoint
+from trainwright.train.sections import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks.protocol import Task
@@ -53,6 +56,8 @@ class StepLoop:
     contract: dict[str, Any]
     tracking: Tracking | None
     measuring: Measuring
+    sections: Sections
+    balance: Balance
     position: Position
     best: Best | None
     eval_due: bool
@@ -62,17 +67,21 @@ class StepLoop:
         """Train to the end of the course; return False if a stop came first. Either way the last step is saved.
 
         Raises:
-            UserError: the loss or the gradient is no longer finite (nothing was updated in that step).
+            UserError: the loss or the gradient is no longer finite (nothing was updated in that step), or this rank's
+                memory ran out.
         """
         feed = Feed(self.train_data, self.task, self.ranks.device)
         pace = Pace()
-        saved_step = self.position.step
+        saved_step = began_at = self.position.step
         try:
             if self.eval_due and self._evaluate(self.position) is None:
                 return False
             for batch in self.course.batches(self.position):
-                stop_asked = self.step(batch, feed, pace)
+                with RunningOut("training", self.ranks.device):
+                    stop_asked = self.step(batch, feed, pace)
                 self.position = batch.after
+                if batch.before.step == began_at:
+                    self._rehearse_evaluation()
                 last = self.course.is_finished(self.position)
                 self.eval_due = self.eval_data is not None and (last or self.course.is_due(self.job.eval.every, batch))
                 improved = False
@@ -80,7 +89,8 @@ class StepLoop:
                     outcome = self._evaluate(self.position)
                     stop_asked = outcome is None
                     improved = bool(outcome)
-                if stop_asked or last or improved or self.course.is_due(self.job.checkpoint.every, batch):
+                saving = stop_asked or last or improved or self.course.is_due(self.job.checkpoint.every, batch)
+                if self._rebalance(saving) or saving:
                     self._save()
                     saved_step = self.position.step
                 if stop_asked and not (last and not self.eval_due):
@@ -93,17 +103,22 @@ class StepLoop:
     def step(self, batch: Batch, feed: Feed, pace: Pace) -> bool:
         """Do one optimizer step; return whether any rank was asked to stop."""
         began_s = time.perf_counter()
+        self.sections.enter("data")
         samples = self._samples(batch)
         targets = int(self.train_data.targets[samples].sum())
         learning_rate = self.curve.at(batch.before.samples_seen)
-        loss_sum = self._forward_backward(batch, samples, targets, feed)
+        with self.balance.watching(batch.after.step):
+            loss_sum = self._forward_backward(batch, samples, targets, feed)
         loss, stop_votes = self.ranks.sum([loss_sum / targets, float(self.stop.requested)])
         if not math.isfinite(loss):
             raise self._not_finite("loss", batch)
+        self.sections.enter("optimizer")
         grad_norm = self.strategy.step(learning_rate, self.job.train.max_grad_norm)
         if not math.isfinite(grad_norm) and self.assignment.precision != "fp16":
             raise self._not_finite("gradient", batch)
         step_s = time.perf_counter() - began_s
+        self.sections.enter("other")
+        self.sections.did_step(batch.after.step)
         tokens = int(self.train_data.lengths[samples].sum())
         pace.add(step_s)
         self.measuring.add(step_s, tokens)
@@ -117,25 +132,41 @@ class StepLoop:
 
     def _forward_backward(self, batch: Batch, samples: npt.NDArray[np.int64], targets: int, feed: Feed) -> float:
         """Accumulate the gradient of the mean loss over all targets of the batch; return this rank's loss sum."""
-        parts = self.assignment.micro_batches(samples)
-        # A rank whose part is empty goes through the pass all the same, with a sample that counts for nothing.
-        fed = [part if len(part) else samples[:1] for part in parts]
+        collective = self.strategy.passes_are_collective
+        parts = self.balance.split.parts(samples, self.assignment.rank, spread=collective)
+        last = len(parts) - 1
+        # Where ranks communicate in a pass, one without samples goes through it with a sample that counts for nothing.
+        needed = [index for index, part in enumerate(parts) if len(part) or index == last or collective]
+        shortest = samples[[self.train_data.lengths[samples].argmin()]]
+        fed = [parts[index] if len(parts[index]) else shortest for index in needed]
         seed, seen, rank = self.job.train.seed, batch.before.samples_seen, self.assignment.rank
         exact = torch.float32 if self.ranks.device.type == "mps" else torch.float64
         loss_sum = torch.zeros((), dtype=exact, device=self.ranks.device)
-        for index, (_, inputs) in enumerate(feed.batches(fed)):
+        computed = 0
+        for index, (_, inputs) in zip(needed, feed.batches(fed), strict=True):
             seed_micro_step(seed, seen, index, rank)
-            with self.strategy.micro_step(last=index == len(parts) - 1):
+            computed += next(iter(inputs.values())).numel()
+            with self.strategy.micro_step(last=index == last):
+                self.sections.enter("forward")
                 with autocast(self.ranks.device, self.assignment.precision):
                     loss = self.task.loss_sum(self.strategy.forward, inputs) * float(len(parts[index]) > 0)
-                self.strategy.backward(loss / targets)
+                self.sections.enter("backward")
+                share = loss / targets
+                if self.ranks.world_size > 1 and share.requires_grad:
+                    self.sections.communicate_after(share)
+                self.strategy.backward(share)
+            self.sections.enter("data")
             loss_sum += loss.detach().to(exact)
-        return float(loss_sum)
+        self.sections.enter("communication")
+        summed = float(loss_sum)
+        self.balance.note(computed)
+        return summed
 
     def _evaluate(self, position: Position) -> bool | None:
         """Evaluate; return whether it is the best so far, None if a stop came first."""
         assert self.eval_data is not None
-        with self.measuring.evaluation():
+        in_evaluation = RunningOut("evaluation", self.ranks.device)
+        with self.measuring.evaluation(), self.sections.within("eval"), in_evaluation:
             outcome = evaluate(
                 self.strategy,
                 self.task,
@@ -157,19 +188,40 @@ class StepLoop:
             say(f"eval at step {position.step}: loss {outcome.loss:.4f}, perplexity {outcome.perplexity:.4g}{mark}")
         return improved
 
+    def _rehearse_evaluation(self) -> None:
+        """Try the largest pass of an evaluation: should it be too much, one step is lost and not a whole epoch."""
+        if self.eval_data is not None:
+            in_evaluation = RunningOut("evaluation", self.ranks.device)
+            with self.measuring.evaluation(), self.sections.within("eval"), in_evaluation:
+                rehearse(
+                    self.strategy, self.task, self.eval_data, self.ranks, self.assignment, limit=self.job.eval.limit
+                )
+
+    def _rebalance(self, saving: bool) -> bool:
+        """Share the next steps otherwise, if that is faster; say whether it is so from here on."""
+        change = self.balance.look(self.position.step, saving=saving)
+        if change is not None and self.ranks.is_first:
+            figures = {"before": change.before.weights, "after": change.after.weights, "gain": change.gain}
+            event = {"event": "balanced", "step": self.position.step, **figures, "token_s": change.token_s}
+            append(self.folder.events_jsonl, event | {"reason": str(change)})
+            say(f"balance: {change}")
+        return change is not None
+
     def _save(self) -> Path:
         began_s = time.perf_counter()
-        path = save_checkpoint(
-            self.folder,
-            self.strategy,
-            self.ranks,
-            attempt=self.assignment.attempt,
-            position=self.position,
-            best=self.best,
-            eval_due=self.eval_due,
-            contract=self.contract,
-            keep=self.job.checkpoint.keep,
-        )
+        with self.sections.within("save"), RunningOut("saving", self.ranks.device):
+            path = save_checkpoint(
+                self.folder,
+                self.strategy,
+                self.ranks,
+                attempt=self.assignment.attempt,
+                position=self.position,
+                best=self.best,
+                eval_due=self.eval_due,
+                split=self.balance.split,
+                contract=self.contract,
+                keep=self.job.checkpoint.keep,
+            )
         if self.ranks.is_first:
             save_s = time.perf_counter() - began_s
             append(self.folder.events_jsonl, {"event": "saved", "step": self.position.step, "save_s": save_s})

@@ -17,12 +17,12 @@ from typing import Any
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.storage import storage_errno
 from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.data import cache
 from trainwright.train.data.request import data_request, sha256_of
 from trainwright.train.data.tokenizer import folder_sha256
-from trainwright.train.kill_domain import die_with_launcher
 from trainwright.train.stopping import STOP_SIGNALS
 
 SCHEMA_VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from trainwright.runs.checkpoints import FileDigest, commit, open_staging, read_
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.storage import retry_storage
 from trainwright.train.ranks import Ranks
+from trainwright.train.split import Split
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tensors import ShardWriter, TensorReader
 
@@ -43,6 +44,7 @@ def save_checkpoint(
     position: Position,
     best: Best | None,
     eval_due: bool,
+    split: Split,
     contract: dict[str, Any],
     keep: int,
 ) -> Path:
@@ -71,6 +73,7 @@ def save_checkpoint(
         "position": dataclasses.asdict(position),
         "best": dataclasses.asdict(best) if best else None,
         "eval_due": eval_due,
+        "rank_samples": split.weights,
         "scalars": strategy.scalars(),
     }
     if ranks.is_first:
@@ -92,15 +95,26 @@ def save_checkpoint(
     return folder.checkpoint_dir(step)
 
 
-def load_checkpoint(path: Path, strategy: Strategy) -> tuple[Position, Best | None, bool]:
-    """Bring the strategy to a verified checkpoint; return position, best evaluation and whether one is still due."""
+@dataclass(frozen=True)
+class Restored:
+    """Where a checkpoint's run stood: `rank_samples` of a global batch were each rank's share of it."""
+
+    position: Position = field(default_factory=Position)
+    best: Best | None = None
+    eval_due: bool = False
+    rank_samples: tuple[int, ...] = ()
+
+
+def load_checkpoint(path: Path, strategy: Strategy) -> Restored:
+    """Bring the strategy to a verified checkpoint, and return where its run stood."""
     manifest = read_manifest(path)
     strategy.load_weights(TensorReader(path, weights_stem(strategy), manifest.files))
     strategy.load_optimizer(TensorReader(path, OPTIMIZER_STEM, manifest.files))
     state = manifest.state
     strategy.load_scalars(state["scalars"])
     best = Best(**state["best"]) if state["best"] else None
-    return Position(**state["position"]), best, bool(state["eval_due"])
+    rank_samples = tuple(state.get("rank_samples", ()))  # a run of an earlier version has none
+    return Restored(Position(**state["position"]), best, bool(state["eval_due"]), rank_samples)
 
 
 def _write(writer: ShardWriter, staging: Path, step: int, *, is_first: bool) -> dict[str, FileDigest]:

@@ -2,6 +2,7 @@
 
 DIR is what `trainwright plan --write` wrote. torchrun knows of no run folder, so the first rank opens the attempt, in
 a process of its own; the others learn its number through torchrun's store, which all of them reach, on any machine.
+Where TRAINWRIGHT_ATTEMPT is set, the launcher has opened that attempt, and DIR is the run folder itself.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ PREPARING_TIMEOUT = datetime.timedelta(days=1)
 
 def main() -> int:
     """Run this rank of the next attempt; the first rank holds the run lock as long."""
+    if "TRAINWRIGHT_ATTEMPT" in os.environ:
+        return _run_in_open_attempt(RunFolder(sys.argv[1]), int(os.environ["TRAINWRIGHT_ATTEMPT"]))
     planned = Path(sys.argv[1])
     job = Job.model_validate(read_json(planned / "resolved.json"))
     folder = RunFolder(Path(job.output_dir) / job.name)
@@ -46,8 +49,7 @@ def main() -> int:
                 return begun.returncode
             attempt = json.loads(begun.stdout)["attempt"]
             if attempt is not None:
-                meeting = {"address": address, "port": port}
-                write_json_atomic(folder.attempt_dir(attempt) / "meeting.json", meeting)
+                _say_where_to_meet(folder, attempt)
             store.set(key, json.dumps(attempt))
         attempt = json.loads(store.get(key))
         if attempt is None:
@@ -55,6 +57,27 @@ def main() -> int:
         os.environ["TRAINWRIGHT_ATTEMPT"] = str(attempt)
         sys.argv[1] = str(folder.path)
         return run_this_rank()
+
+
+def _run_in_open_attempt(folder: RunFolder, attempt: int) -> int:
+    """Run this rank with its output in its own log.
+
+    A clean stop is a good end to torchrun, which would hurry the other ranks if one returned anything else; the
+    launcher reads of it in the run's events.
+    """
+    rank = int(os.environ["RANK"])
+    with folder.rank_log(attempt, rank).open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    if rank == 0:
+        _say_where_to_meet(folder, attempt)
+    code = run_this_rank()
+    return ExitCode.DONE if code == ExitCode.STOPPED else code
+
+
+def _say_where_to_meet(folder: RunFolder, attempt: int) -> None:
+    meeting = {"address": os.environ["MASTER_ADDR"], "port": int(os.environ["MASTER_PORT"])}
+    write_json_atomic(folder.attempt_dir(attempt) / "meeting.json", meeting)
 
 
 if __name__ == "__main__":

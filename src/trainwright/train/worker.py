@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.course import Course, Position
+from trainwright.job.course import Course
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
@@ -18,17 +18,23 @@ from trainwright.runs.records import append
 from trainwright.runs.storage import require_free_space
 from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.assignment import Assignment
+from trainwright.train.balance import Balance
 from trainwright.train.console import environment_lines, model_lines, say
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.packing import assert_no_leakage
 from trainwright.train.export import export_final_model
+from trainwright.train.heartbeat import Heartbeat
 from trainwright.train.loop import StepLoop
 from trainwright.train.measuring import Measuring
+from trainwright.train.memory import RunningOut
 from trainwright.train.models import ParameterCount, build_model, count_parameters, enable_gradient_checkpointing
 from trainwright.train.precision import autocast
 from trainwright.train.ranks import Ranks, open_group
-from trainwright.train.saving import load_checkpoint
+from trainwright.train.saving import Restored, load_checkpoint
+from trainwright.train.sections import Sections
+from trainwright.train.split import Split
 from trainwright.train.stopping import StopRequest
+from trainwright.train.stopwatch import Stopwatch
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task
 from trainwright.train.tracking import Tracking
@@ -52,8 +58,10 @@ def run_rank(run_dir: Path, stop: StopRequest) -> ExitCode:
         device=device,
         meeting_file=folder.attempt_dir(assignment.attempt) / "meeting.json",
     )
+    sections = Sections(device)
     try:
-        return _train(folder, job, plan, prepared, start, assignment, ranks, stop)
+        with Heartbeat(folder, assignment, device, sections):
+            return _train(folder, job, plan, prepared, start, assignment, ranks, stop, sections)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -82,6 +90,7 @@ def _train(
     assignment: Assignment,
     ranks: Ranks,
     stop: StopRequest,
+    sections: Sections,
 ) -> ExitCode:
     from transformers import AutoTokenizer
 
@@ -96,15 +105,17 @@ def _train(
     learning_rate = plan["learning_rate"]
     curve = LearningRate.of(job.train, peak=learning_rate, total_samples=course.total_samples)
 
-    strategy, count = build_strategy(job, task.auto_model_class(), tokenizer, assignment, ranks, folder)
-    found = _require_as_planned(strategy, assignment, ranks)
-    if job.data.packing:
-        with autocast(ranks.device, assignment.precision):
-            assert_no_leakage(strategy.forward, task, ranks.device)
-    position, best, eval_due = Position(), None, False
-    if start["resume_from"] is not None:
-        path = Path(start["resume_from"])
-        position, best, eval_due = load_checkpoint(path, strategy)
+    with RunningOut("starting", ranks.device):
+        strategy, count = build_strategy(job, task.auto_model_class(), tokenizer, assignment, ranks, folder)
+        found = _require_as_planned(strategy, assignment, ranks)
+        if job.data.packing:
+            with autocast(ranks.device, assignment.precision):
+                assert_no_leakage(strategy.forward, task, ranks.device)
+        restored = Restored()
+        if start["resume_from"] is not None:
+            restored = load_checkpoint(Path(start["resume_from"]), strategy)
+    position = restored.position
+    sections.step, sections.total_steps = position.step, course.total_steps
     tracking = None
     if ranks.is_first:
         require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
@@ -134,9 +145,11 @@ def _train(
         contract=start["contract"],
         tracking=tracking,
         measuring=Measuring(ranks.device),
+        sections=sections,
+        balance=_balance(job, assignment, ranks, strategy, restored),
         position=position,
-        best=best,
-        eval_due=eval_due,
+        best=restored.best,
+        eval_due=restored.eval_due,
     )
     finished = loop.run()
     measured = ranks.gather(loop.measuring.figures())
@@ -158,16 +171,17 @@ def _train(
         "best": loop.best and {"step": loop.best.step, "eval_loss": loop.best.eval_loss},
         "contract": start["contract"],
     }
-    path = export_final_model(
-        folder,
-        job,
-        strategy,
-        ranks,
-        tokenizer,
-        auto_class=task.auto_model_class(),
-        attempt=assignment.attempt,
-        record=record,
-    )
+    with sections.within("save"), RunningOut("saving", ranks.device):
+        path = export_final_model(
+            folder,
+            job,
+            strategy,
+            ranks,
+            tokenizer,
+            auto_class=task.auto_model_class(),
+            attempt=assignment.attempt,
+            record=record,
+        )
     if ranks.is_first:
         say(f"finished: {path}")
     return ExitCode.DONE
@@ -202,6 +216,19 @@ def build_strategy(
 
     fp16 = assignment.precision == "fp16"
     return Replicated(model, train, device=device, name=assignment.strategy, fp16=fp16), count
+
+
+def _balance(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strategy, restored: Restored) -> Balance:
+    """Return who computes what from here on: as the checkpoint says, if it is one of as many ranks; else as planned."""
+    split = assignment.split
+    if job.resources.balance == "off" or ranks.world_size == 1:
+        return Balance(split, ranks, None, settled=True)
+    measured = restored.rank_samples
+    settled = len(measured) == ranks.world_size and sum(measured) == sum(split.weights)
+    if settled:
+        split = Split(measured, split.at_once)
+    stopwatch = Stopwatch(strategy.module, ranks.device, gathers_inside_blocks=strategy.name == "zero3")
+    return Balance(split, ranks, stopwatch, settled=settled)
 
 
 def _require_as_planned(strategy: Strategy, assignment: Assignment, ranks: Ranks) -> dict[str, str]:

@@ -45,13 +45,19 @@ gpu Tesla_V100-SXM2-32GB cc=7.0 mem=32768 used=16000 util=88 nvlink=2 links=6 nu
 gpu Tesla_V100-SXM2-32GB cc=7.0 mem=32768 used=5 nvlink=2 links=6 numa=1
 """
 
-TWO_A100_TWO_V100_AT_WORK = """\
-driver 550.54.15 12040
-gpu NVIDIA_A100-SXM4-40GB cc=8.0 mem=40960 used=31000 util=97 memutil=55 temp=64 power=310 limit=400 nvlink=1 links=12 pcie=1048576 nvlinkkib=2048 proc=4000001:30500
-gpu NVIDIA_A100-SXM4-40GB cc=8.0 mem=40960 used=39000 util=96 temp=91 power=395 limit=400 nvlink=1 links=12 clock=705 throttle=104
-gpu Tesla_V100-SXM2-32GB cc=7.0 mem=32768 used=16000 util=31 temp=58 power=120 limit=300 nvlink=2 links=6 na=counters
-gpu Tesla_V100-SXM2-32GB cc=7.0 mem=32768 used=24000 util=88 temp=71 power=250 limit=300 nvlink=2 links=6
-"""
+TWO_A100_TWO_V100_AT_WORK = "\n".join(
+    (
+        "driver 550.54.15 12040",
+        "gpu NVIDIA_A100-SXM4-40GB cc=8.0 mem=40960 used=31000 util=97 memutil=55 temp=64 power=310 limit=400 "
+        "nvlink=1 links=12 pcie=1048576 nvlinkkib=2048 proc=4000001:30500",
+        "gpu NVIDIA_A100-SXM4-40GB cc=8.0 mem=40960 used=39000 util=96 temp=91 power=395 limit=400 nvlink=1 links=12 "
+        "clock=705 throttle=104",
+        "gpu Tesla_V100-SXM2-32GB cc=7.0 mem=32768 used=16000 util=31 temp=58 power=120 limit=300 nvlink=2 links=6 "
+        "na=counters",
+        "gpu Tesla_V100-SXM2-32GB cc=7.0 mem=32768 used=24000 util=88 temp=71 power=250 limit=300 nvlink=2 links=6",
+        "",
+    )
+)
 """The second A100 is hot and slowed down: 104 is hw_slowdown, sw_thermal_slowdown and hw_thermal_slowdown."""
 
 FOUR_A100 = "".join(f"gpu NVIDIA_A100-SXM4-80GB cc=8.0 mem=81920 used={gpu}\n" for gpu in range(4))

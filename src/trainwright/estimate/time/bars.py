@@ -11,6 +11,16 @@ _WIDTH: Final = 20
 _WAITS_BELOW: Final = 0.98
 
 
+def busy_bars(time: StepTime, names: Sequence[str]) -> list[str]:
+    """A line for each GPU: the share of a step in which it computes and does not wait for the slowest."""
+    slowest, width = max(time.ranks_s), max(map(len, names))
+    lines = []
+    for name, seconds in zip(names, time.ranks_s, strict=True):
+        busy = seconds / slowest
+        lines.append(f"{name:<{width}} [{'#' * max(1, round(_WIDTH * busy)):<{_WIDTH}}] {busy:4.0%} busy")
+    return lines
+
+
 def pace_bars(time: StepTime, names: Sequence[str]) -> list[str]:
     """A line for each GPU: the share of its speed that the set can use, and what the set is worth (S0-08, S0-09).
 

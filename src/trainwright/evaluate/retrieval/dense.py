@@ -129,6 +129,8 @@ def find_encoder(name: str) -> Path:
         except (OSError, ValueError) as error:
             raise _unusable(name, error) from error
         folder = Path(found)
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+        raise _unusable(name, FileNotFoundError("it has neither modules.json nor config.json"))
     for pickled in folder.rglob("pytorch_model*.bin"):
         if not any(pickled.parent.glob("*.safetensors")):
             raise UserError(
@@ -170,7 +172,7 @@ def open_embeddings(index: Path, encoder: Path, cache: Path, environment: Mappin
 
 def _begin(environment: Mapping[str, str]) -> None:
     die_with_launcher()
-    os.environ.update(environment)
+    os.environ.update({"HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment})
 
 
 def _embed(index: Path, encoder: Path, unfinished: Path) -> None:

@@ -29,6 +29,8 @@ from trainwright.train.tensors import TensorReader
 class FullySharded(Replicated):
     """The model sharded layer by layer with `fully_shard`; stepping and loss scale are those of Replicated."""
 
+    passes_are_collective = True
+
     def __init__(self, model: nn.Module, train: TrainSection, *, device: torch.device, precision: str) -> None:
         shard(model, device=device, precision=precision)
         super().__init__(model, train, device=device, name="fsdp2", fp16=precision == "fp16")

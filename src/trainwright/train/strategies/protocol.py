@@ -24,6 +24,8 @@ class Strategy(Protocol):
     """The model with its own parameter names."""
     forward: nn.Module
     """What a batch is passed to."""
+    passes_are_collective: bool
+    """Whether ranks communicate in every pass, so that each has to make as many; else in the last one alone."""
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[None]:
         """Surround the forward and backward pass of one micro-batch; gradients are exchanged in the last one."""

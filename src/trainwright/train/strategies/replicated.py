@@ -27,6 +27,8 @@ from trainwright.train.tensors import TensorReader
 class Replicated:
     """The whole model on each rank; DDP averages the gradients where there are several."""
 
+    passes_are_collective = False
+
     def __init__(self, model: nn.Module, train: TrainSection, *, device: torch.device, name: str, fp16: bool) -> None:
         self.name = name
         self.module = model if is_quantized(model) else model.to(device)

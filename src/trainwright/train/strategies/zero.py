@@ -22,6 +22,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Zero:
     """A DeepSpeed engine; `config` is what stands in launcher/deepspeed.json."""
 
+    passes_are_collective = True
+
     def __init__(self, model: nn.Module, train: TrainSection, *, device: torch.device, config: dict[str, Any]) -> None:
         deepspeed = import_deepspeed()
         self._stage = int(config["zero_optimization"]["stage"])

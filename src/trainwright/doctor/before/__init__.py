@@ -1,0 +1,1 @@
+"""Checks before a run: the machine, the environment, and the job on them."""

@@ -1,0 +1,157 @@
+"""Who is missing from a collective: from NCCL's words, flight recorders and stacks, rank by rank."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from trainwright.doctor.finding import Evidence
+from trainwright.doctor.lines import first_lines, lines_of, shown
+
+LARGEST_RECORD_BYTES: Final = 64 * 2**20
+_RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,5})|_(\d{1,5})(?:\.json)?$")
+_WAITING: Final = re.compile(
+    r"\[Rank (?P<rank>\d+)\] Watchdog caught.*SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
+)
+_STATUS: Final = re.compile(
+    r"Rank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: "
+    r"(?P<completed>-?\d+)"
+)
+_STACK_HEAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\)")
+_STACK_FRAME: Final = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_LIBRARY_FRAME: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|<frozen")
+
+
+@dataclass
+class RankState:
+    """How far one rank came: the last collective it took part in, what kind, and where its main thread stands."""
+
+    enqueued: int | None = None
+    kind: str | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+    stands_at: str | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The ranks that were behind, with what shows it; `mismatch` instead where all came, but to different calls."""
+
+    ranks: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+    mismatch: bool = False
+    stands_at: str | None = None
+    by_record: bool = False
+    """From flight recorders or counters, not only by who did not complain."""
+
+
+def is_flight_record(path: Path) -> bool:
+    """Say whether a file is a flight recorder's dump in JSON."""
+    if path.stat().st_size > LARGEST_RECORD_BYTES:
+        return False
+    head = "".join(first_lines(path, 3))[:4000]
+    return '"entries"' in head and ("collective_seq_id" in head or '"comm_lib_version"' in head)
+
+
+def is_stack(path: Path) -> bool:
+    """Say whether a file is nothing but stacks, as faulthandler writes them."""
+    lines = [line for line in first_lines(path, 3) if line.strip()]
+    return bool(lines) and _STACK_HEAD.match(lines[0]) is not None
+
+
+class Collectives:
+    """All that is known of who waited for whom; fed file by file."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, RankState] = {}
+        self._recorded = False
+
+    def _of(self, rank: int) -> RankState:
+        return self._ranks.setdefault(rank, RankState())
+
+    def add_words(self, place: str, line: str) -> None:
+        """Take a line of NCCL's watchdog."""
+        if waiting := _WAITING.search(line):
+            state = self._of(int(waiting["rank"]))
+            number = int(waiting["number"])
+            if state.enqueued is None or number > state.enqueued:
+                state.enqueued = number
+            state.kind = f"{waiting['kind']} of {int(waiting['size']):,} elements"
+            state.evidence.append(Evidence(place, f"rank {waiting['rank']} waits in {state.kind}, number {number}"))
+        if status := _STATUS.search(line):
+            state = self._of(int(status["rank"]))
+            state.enqueued = int(status["enqueued"])
+            state.evidence.append(
+                Evidence(place, f"rank {status['rank']} last entered collective {status['enqueued']}")
+            )
+
+    def add_flight_record(self, path: Path, name: str) -> None:
+        """Take one rank's flight recorder."""
+        try:
+            record: dict[str, Any] = json.loads(path.read_bytes())
+            entries = [entry for entry in record["entries"] if not entry.get("is_p2p")]
+            last = max(entries, key=lambda entry: int(entry["collective_seq_id"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        found = record.get("rank", _rank_in(path.name))
+        if not isinstance(found, int):
+            return
+        state = self._of(found)
+        state.enqueued = int(last["collective_seq_id"])
+        state.kind = f"{last.get('profiling_name')} {last.get('input_sizes')}"
+        self._recorded = True
+        state.evidence.append(Evidence(name, f"rank {found} last entered collective {state.enqueued} ({state.kind})"))
+
+    def add_stack(self, path: Path, name: str) -> None:
+        """Take one rank's stacks: where the thread that runs the program stands."""
+        rank = _rank_in(path.name)
+        if rank is None:
+            return
+        stack: list[str] = []
+        own: str | None = None
+        for _, raw in lines_of(path):
+            line = raw.decode("utf-8", "replace")
+            if _STACK_HEAD.match(line):
+                stack, own = [], None
+            elif frame := _STACK_FRAME.match(line):
+                said = f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
+                stack.append(said)
+                if own is None and not _LIBRARY_FRAME.search(frame["file"]):
+                    own = said
+                if frame["function"] == "<module>" and own is not None:
+                    inner = "" if stack[0] == own else f" (in {stack[0]})"
+                    self._of(rank).stands_at = shown(f"{own}{inner}")
+
+    def missing(self, world_size: int | None) -> Missing | None:
+        """Return who was behind the others; None where all are alike, or nothing is known."""
+        known = {rank: state for rank, state in self._ranks.items() if state.enqueued is not None}
+        if known and world_size is not None and len(known) < world_size:
+            silent = tuple(rank for rank in range(world_size) if rank not in known)
+        else:
+            silent = ()
+        if len(known) < 2:
+            return None
+        front = max(state.enqueued or 0 for state in known.values())
+        behind = tuple(sorted(rank for rank, state in known.items() if (state.enqueued or 0) < front))
+        evidence = tuple(state.evidence[-1] for _, state in sorted(known.items()))[:8]
+        if behind and len(behind) < len(known):
+            return Missing(behind, evidence, stands_at=self._where(behind), by_record=True)
+        kinds = {state.kind for state in known.values() if state.kind is not None}
+        if len(kinds) > 1:
+            return Missing(tuple(sorted(known)), evidence, mismatch=True, by_record=True)
+        return Missing(silent, evidence, stands_at=self._where(silent)) if silent and world_size else None
+
+    def _where(self, ranks: Iterable[int]) -> str | None:
+        return next((found for rank in ranks if (found := self._of(rank).stands_at) is not None), None)
+
+    def stacks(self) -> Mapping[int, str]:
+        """Return where each rank's program stands, for those whose stacks were read."""
+        return {rank: state.stands_at for rank, state in self._ranks.items() if state.stands_at is not None}
+
+
+def _rank_in(name: str) -> int | None:
+    found = _RANK_OF_FILE.search(name)
+    return int(found[1] or found[2]) if found else None

@@ -1,0 +1,122 @@
+"""The losses that a log or metrics.jsonl tells, and what their course says: NaN, zero, growth, swinging."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Final
+
+_KEPT: Final = 2048
+_LAST: Final = 64
+_NUMBER: Final = r"(?P<value>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?inf|nan|NaN)"
+_LOSS: Final = re.compile(rf"(?<![A-Za-z])(?:train[_/ ])?[Ll]oss['\"]?(?: is)?\s*[:= ]\s*['\"]?{_NUMBER}")
+_GRADIENT: Final = re.compile(r"grad_norm['\"]?: ['\"]?(?P<value>nan|inf|-?[\d.eE+-]+)")
+COMPLETED: Final = re.compile(
+    r"'?train_runtime'?\b|[Tt]raining (?:is )?(?:completed?|finished|done)|`Trainer\.fit` stopped: `max_|^finished: "
+)
+
+
+def loss_in(line: str) -> float | None:
+    """Return the training loss that a line tells; None where there is none, or it is a summary of the whole run."""
+    if "runtime" in line:
+        return None
+    found = _LOSS.search(line)
+    return None if found is None else float(found["value"])
+
+
+def gradient_in(line: str) -> float | None:
+    """Return the norm of the gradient that a line tells."""
+    found = _GRADIENT.search(line)
+    try:
+        return None if found is None else float(found["value"])
+    except ValueError:
+        return None
+
+
+@dataclass
+class Losses:
+    """A course of losses, thinned so that it stays small; places are where each stood."""
+
+    count: int = 0
+    not_a_number: int = 0
+    bad_gradients: int = 0
+    first_not_a_number: str | None = None
+    zeros_in_a_row: int = 0
+    kept: list[tuple[float, str]] = field(default_factory=list)
+    last: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_LAST))
+    _every: int = 1
+
+    def add(self, loss: float, place: str, gradient: float | None = None) -> None:
+        """Take one loss into the course."""
+        self.count += 1
+        if gradient is not None and not math.isfinite(gradient):
+            self.bad_gradients += 1
+            self.first_not_a_number = self.first_not_a_number or place
+        if not math.isfinite(loss):
+            self.not_a_number += 1
+            self.first_not_a_number = self.first_not_a_number or place
+            return
+        self.zeros_in_a_row = self.zeros_in_a_row + 1 if loss == 0.0 else 0
+        self.last.append((loss, place))
+        if self.count % self._every == 0:
+            self.kept.append((loss, place))
+            if len(self.kept) > _KEPT:
+                self.kept, self._every = self.kept[::2], 2 * self._every
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a course of losses is like, with its figures and the place that shows it best."""
+
+    cause: str
+    text: str
+    place: str
+
+
+MANY_ZEROS: Final = 10
+"""A loss of exactly 0.0 so often in a row is no accident of rounding."""
+LEAST_FOR_A_TREND: Final = 12
+GROWN: Final = 1.5
+"""The end lies so many times above the best stretch (and by at least 0.5): the loss grows."""
+SWING: Final = 0.25
+"""Mean change from one step to the next, as a share of the level; half of that is usual noise of small batches."""
+
+
+def course_of(losses: Losses) -> Course | None:
+    """Return what is wrong with a course of losses, None where it falls, or is too short to tell."""
+    recent = [loss for loss, _ in losses.last]
+    if losses.not_a_number or losses.bad_gradients >= 3:
+        many = losses.not_a_number or losses.bad_gradients
+        what = "losses" if losses.not_a_number else "gradient norms"
+        return Course("loss-nan", f"{many} of {losses.count} {what} are not finite", losses.first_not_a_number or "")
+    if losses.zeros_in_a_row >= MANY_ZEROS:
+        text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
+        return Course("loss-zero", text, losses.last[-1][1])
+    if len(losses.kept) < LEAST_FOR_A_TREND:
+        return None
+    values = [loss for loss, _ in losses.kept]
+    window = max(4, len(values) // 8)
+    levels = [mean(values[start : start + window]) for start in range(0, len(values) - window + 1, window)]
+    end, best = mean(recent[-window:]), min(levels)
+    place = losses.last[-1][1]
+    if end > GROWN * max(best, 1e-6) and end - best > 0.5:
+        return Course("loss-divergence", f"the loss rose from {best:.4g} to {end:.4g}", place)
+    return _swinging(values, place)
+
+
+def _swinging(values: list[float], place: str) -> Course | None:
+    values = values[len(values) // 2 :]  # the beginning may fall steeply before it swings
+    steps = [after - before for before, after in itertools.pairwise(values)]
+    level = median(abs(value) for value in values) or 1.0
+    swing = sum(map(abs, steps)) / len(steps) / level
+    turns = sum(one * other < 0 for one, other in itertools.pairwise(steps)) / max(1, len(steps) - 1)
+    half = len(values) // 2
+    falls = median(values[half:]) < 0.9 * median(values[:half])
+    if len(steps) >= LEAST_FOR_A_TREND and swing > SWING and turns > 0.5 and not falls:
+        text = f"the loss changes by {swing:.0%} of its level from one record to the next and does not fall"
+        return Course("loss-oscillation", text, place)
+    return None

@@ -1,0 +1,85 @@
+"""From all that was seen to the one cause: what follows from something else is set aside, the rest is ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.doctor.causes import Level
+from trainwright.doctor.scan import Scan, Sighting
+
+_LEVELS: Final[dict[Level, int]] = {"proof": 0, "failure": 1, "general": 2}
+_BY_SIGNAL: Final = ("killed-from-outside", "segfault", "bus-error")
+_LAST_WORDS: Final = ("exited", "abort", "terminated")
+STEPS_AFTER: Final = 3
+"""Losses told after a message; the run then went on, and the message was no end of it."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What ended the run, or None; what it did to others; and what was said without ending anything."""
+
+    cause: Sighting | None
+    also: tuple[Sighting, ...]
+    """Other candidates that nothing explains: with any, the cause is not certain."""
+    collateral: tuple[Sighting, ...]
+    asides: tuple[Sighting, ...]
+
+
+def resolve(scans: Sequence[Scan]) -> Resolved:
+    """Choose by causality: proof before message before how a process ended, the specific before the general, then
+    the earliest; a rank that was killed before the exceptions of those who noticed (facts of launch.failures)."""
+    ended: list[Sighting] = []
+    asides: list[Sighting] = []
+    collateral: list[Sighting] = []
+    for scan in scans:
+        for sighting in scan.sightings:
+            level = sighting.cause.level
+            if level == "context":
+                continue
+            if level == "collateral":
+                collateral.append(sighting)
+            elif level == "warning" or (level != "proof" and went_on(sighting, scan)):
+                asides.append(sighting)
+            else:
+                ended.append(sighting)
+    places = {(sighting.log, sighting.order) for sighting in collateral}
+    ended = [s for s in ended if s.cause.id != "exception" or (s.log, s.order) not in places]
+    covered = {covers for sighting in ended for covers in sighting.cause.covers}
+    standing = sorted((s for s in ended if s.cause.id not in covered or _covers_itself(s, ended)), key=_rank_of)
+    followed = [sighting for sighting in ended if sighting not in standing]
+    if not standing:
+        return Resolved(None, (), tuple(collateral), _first_of_each(asides))
+    cause = standing[0]
+    level = cause.cause.level
+    also = [s for s in standing if s.cause.level == level and s.cause.id != cause.cause.id and level == "failure"]
+    return Resolved(cause, _first_of_each(also), (*followed, *collateral), _first_of_each(asides))
+
+
+def went_on(sighting: Sighting, scan: Scan) -> bool:
+    """Say whether training went on, or ended well, after it."""
+    if scan.completed_at is not None and scan.completed_at > sighting.order:
+        return True
+    return scan.losses.count - sighting.losses_before >= STEPS_AFTER
+
+
+def _covers_itself(sighting: Sighting, ended: Sequence[Sighting]) -> bool:
+    """Whether nothing but causes that it explains in its turn would explain it."""
+    above = [other for other in ended if sighting.cause.id in other.cause.covers]
+    return all(other.cause.id in sighting.cause.covers for other in above)
+
+
+def _rank_of(sighting: Sighting) -> tuple[int, int, bool, int]:
+    cause = sighting.cause
+    manner = 0 if cause.id in _BY_SIGNAL else 2 if cause.id in _LAST_WORDS else 1
+    # The launcher's record repeats what a rank said; it stands in only where the rank's log has lost it.
+    record = sighting.log.endswith(".jsonl")
+    return _LEVELS[cause.level], manner if cause.level == "general" else 0, record, sighting.order
+
+
+def _first_of_each(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
+    first: dict[str, Sighting] = {}
+    for sighting in sightings:
+        first.setdefault(sighting.cause.id, sighting)
+    return tuple(first.values())

@@ -1,0 +1,164 @@
+"""What the samples of a run (system.jsonl) show: lost and throttled cards, kills for memory, waiting for data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final
+
+from trainwright.runs import records
+
+USED_PCT: Final = 50.0
+"""GPU utilisation that the guides ask for at least (S2-18)."""
+THROTTLED_SHARE: Final = 0.2
+DATA_SHARE: Final = 0.3
+COMMUNICATION_SHARE: Final = 0.4
+SLOW: Final = 0.7
+"""Compute time of the fastest rank over that of the slowest: below it the slow one is named."""
+FEWEST: Final = 5
+_HEAT: Final = ("thermal", "power_brake")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A cause that samples show, with the figures."""
+
+    cause: str
+    text: str
+    place: str
+    rank: int | None = None
+
+
+@dataclass
+class Samples:
+    """Figures gathered over all samples of a run, small whatever their number."""
+
+    count: int = 0
+    place: str = "system.jsonl"
+    oom_kills: tuple[int, int] | None = None
+    lost: set[int] = field(default_factory=set)
+    xid: tuple[int, int] | None = None
+    utilisation: list[float] = field(default_factory=list)
+    throttled: Counter[int] = field(default_factory=Counter)
+    hottest: dict[int, float] = field(default_factory=dict)
+    waiting_for_disk: int = 0
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def killed_for_memory(self) -> int:
+        """How many processes the kernel killed for memory while the run was sampled."""
+        return 0 if self.oom_kills is None else self.oom_kills[1] - self.oom_kills[0]
+
+
+def read_samples(paths: Sequence[Path]) -> Samples | None:
+    """Gather the figures; None where there is not one sample."""
+    found = Samples()
+    for path in paths:
+        for record in records.read(path):
+            found.count += 1
+            found.place = path.name
+            _host(found, record.get("host"))
+            for gpu in _mappings(record.get("gpus")):
+                _gpu(found, gpu)
+            for rank in _mappings(record.get("ranks")):
+                _rank(found, rank)
+    return found if found.count else None
+
+
+def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
+    yield from (item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+def _host(found: Samples, host: object) -> None:
+    kills = host.get("oom_kill_total") if isinstance(host, dict) else None
+    if isinstance(kills, int):
+        found.oom_kills = (found.oom_kills[0] if found.oom_kills else kills, kills)
+
+
+def _gpu(found: Samples, gpu: Mapping[str, Any]) -> None:
+    index = gpu.get("index")
+    if not isinstance(index, int):
+        return
+    if gpu.get("lost") is True:
+        found.lost.add(index)
+    if gpu.get("xid_total") and isinstance(gpu.get("last_xid"), int):
+        found.xid = (index, gpu["last_xid"])
+    if isinstance(gpu.get("utilization_pct"), int | float):
+        found.utilisation.append(float(gpu["utilization_pct"]))
+    if any(word in str(reason) for reason in gpu.get("throttle_reasons") or () for word in _HEAT):
+        found.throttled[index] += 1
+    if isinstance(gpu.get("temperature_c"), int | float):
+        found.hottest[index] = max(found.hottest.get(index, 0.0), float(gpu["temperature_c"]))
+
+
+def _rank(found: Samples, rank: Mapping[str, Any]) -> None:
+    number = rank.get("rank")
+    if isinstance(number, int):
+        found.ranks[number] = dict(rank)
+        found.waiting_for_disk += rank.get("process_state") == "D"
+
+
+def failures_in(samples: Samples) -> Iterator[Seen]:
+    """Yield what can have ended the run, as the kernel and the driver counted it."""
+    if samples.lost:
+        yield Seen("gpu-lost", f"GPU {min(samples.lost)} no longer answers", samples.place)
+    if samples.xid is not None:
+        gpu, xid = samples.xid
+        known = {79: "gpu-lost", 48: "gpu-ecc", 63: "gpu-ecc", 64: "gpu-ecc", 94: "gpu-ecc", 95: "gpu-ecc"}
+        yield Seen(known.get(xid, "gpu-xid"), f"GPU {gpu} reported Xid {xid}", samples.place)
+    if samples.killed_for_memory > 0:
+        text = f"the kernel's oom_kill counter rose by {samples.killed_for_memory} during the run"
+        yield Seen("host-oom/kernel", text, samples.place)
+
+
+def slowness_in(samples: Samples) -> Iterator[Seen]:
+    """Yield what makes a run slow, the likeliest first (S2-32, S2-33)."""
+    for gpu, times in samples.throttled.items():
+        if times >= max(FEWEST, THROTTLED_SHARE * samples.count):
+            heat = f", up to {samples.hottest[gpu]:.0f} °C" if gpu in samples.hottest else ""
+            share = times / samples.count
+            yield Seen("gpu-throttled", f"GPU {gpu} was throttled in {share:.0%} of the samples{heat}", samples.place)
+    yield from _straggler(samples)
+    if len(samples.utilisation) >= FEWEST and mean(samples.utilisation) < USED_PCT:
+        yield _why_idle(samples)
+
+
+def _straggler(samples: Samples) -> Iterator[Seen]:
+    times = {rank: pace for rank, record in samples.ranks.items() if (pace := _compute_s(record)) is not None}
+    if len(times) < 2:
+        return
+    slowest = max(times, key=lambda rank: times[rank])
+    score = min(times.values()) / times[slowest]
+    if score < SLOW:
+        text = f"rank {slowest} computes {times[slowest]:.3g} s a step, the fastest {min(times.values()):.3g} s"
+        yield Seen("slow-rank", text, samples.place, slowest)
+
+
+def _compute_s(record: Mapping[str, Any]) -> float | None:
+    """Seconds of forward and backward pass a step, means: medians hide a rank that is throttled now and then."""
+    steps = record.get("steps_total") or 0
+    return (_section(record, "forward") + _section(record, "backward")) / steps if steps >= FEWEST else None
+
+
+def _section(record: Mapping[str, Any], name: str) -> float:
+    sections = record.get("sections_s_total")
+    value = sections.get(name) if isinstance(sections, dict) else None
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _why_idle(samples: Samples) -> Seen:
+    names = ("data", "forward", "backward", "communication", "optimizer")
+    totals = {name: sum(_section(record, name) for record in samples.ranks.values()) for name in names}
+    whole = sum(totals.values())
+    used = f"GPU utilisation is {mean(samples.utilisation):.0f} % on average"
+    if whole and totals["data"] / whole > DATA_SHARE:
+        disk = samples.waiting_for_disk >= max(FEWEST, samples.count // 5)
+        text = f"{used}; {totals['data'] / whole:.0%} of a step is spent waiting for data"
+        return Seen("disk-bound" if disk else "data-starvation", text, samples.place)
+    if whole and totals["communication"] / whole > COMMUNICATION_SHARE:
+        text = f"{used}; {totals['communication'] / whole:.0%} of a step is communication"
+        return Seen("communication-bound", text, samples.place)
+    return Seen("batch-too-small", f"{used}, and neither data nor communication takes the time", samples.place)

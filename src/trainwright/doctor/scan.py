@@ -1,0 +1,232 @@
+"""One log read once: the signs of causes in it, exceptions with their places, losses, and how far it came."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trainwright.doctor.causes import Cause, candidates
+from trainwright.doctor.finding import Evidence
+from trainwright.doctor.lines import lines_of, shown
+from trainwright.doctor.losses import COMPLETED, Losses, gradient_in, loss_in
+
+_DIGITS: Final = b"0123456789abcdefABCDEF"
+_ALIKE: Final = 256
+"""Of lines that differ in (hexadecimal) digits alone, so many are looked at: a log of a gigabyte has few kinds."""
+_DENSE: Final = 20_000
+_SPARSE: Final = 16
+"""After so many lines with a loss, one in so many is read: its course is known by then; a NaN is never passed over."""
+_MOST_KINDS: Final = 200_000
+_MOST_SIGHTINGS: Final = 4000
+_LONGEST_MESSAGE: Final = 4000
+_RANK: Final = re.compile(r"^\s*\[(?:rank ?|default|Rank )?(\d+)\](?:<std\w+>)?:? ?|^\s*(\d{1,4}): (?=\S|  )")
+_RANK_WORD: Final = re.compile(r"\b(?:local_)?[Rr]ank[:= ]? ?(\d{1,5})\b")
+_RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,5})\b|/(\d{1,4})/std(?:err|out)\.log$")
+_FRAME: Final = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
+_EXCEPTION: Final = re.compile(
+    r"^(?:E\s+)?(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|NotFound"
+    r"|OutOfMemory|Iteration|Failure|Failed|Mismatch)|(?:[a-z_]\w*\.)+[A-Z]\w+)(?P<said>: .*)?$"
+)
+_STEP: Final = re.compile(r"(?:^|[\s|])(\d{1,9})/(\d{1,9})\s*\[|^step ([\d,]+)/([\d,]+)  ")
+_BATCH_OF: Final = re.compile(r"\b(?:batch|step|iter(?:ation)?)\W{1,3}(\d{1,9})/(\d{1,9})\b", re.IGNORECASE)
+_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|^<string>")
+_METER: Final = re.compile(
+    r"(?:\b[Tt]ime|batch_time|step_time)\W{0,3}(?P<step>\d+\.\d+).*?\b[Dd]ata(?:_time)?\W{0,3}(?P<data>\d+\.\d+)"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of the user's program and not of a library."""
+        return _LIBRARY.search(self.file) is None
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A sign of a cause, or an exception, at one place of one log."""
+
+    cause: Cause
+    place: str
+    text: str
+    order: int
+    """Position in its log."""
+    log: str
+    rank: int | None
+    fields: dict[str, str]
+    frames: tuple[Frame, ...]
+    losses_before: int
+
+    @property
+    def evidence(self) -> Evidence:
+        """Return it as it is shown."""
+        return Evidence(self.place, self.text)
+
+    @property
+    def where(self) -> Frame | None:
+        """The deepest frame of the user's own code, else the deepest there is."""
+        return next((frame for frame in reversed(self.frames) if frame.own), self.frames[-1] if self.frames else None)
+
+
+@dataclass
+class Scan:
+    """What one log holds."""
+
+    name: str
+    rank: int | None = None
+    sightings: list[Sighting] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
+    lines: int = 0
+    step: int | None = None
+    """The last step that a step line or a progress bar told."""
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By rank: the batch it told last, and of how many."""
+    completed_at: int | None = None
+    data_s: float = 0.0
+    meter_s: float = 0.0
+    meters: int = 0
+    words: list[tuple[str, str]] = field(default_factory=list)
+    """What NCCL's watchdog said, with its places."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """Figures that the log tells of its run (FACTS)."""
+
+
+FACTS: Final = {
+    "micro_batch": re.compile(r"Instantaneous batch size per device = ([\d,]+)|train_micro_batch_size_per_gpu\D+(\d+)"),
+    "accumulation": re.compile(r"Gradient Accumulation steps = ([\d,]+)|gradient_accumulation_steps\D+(\d+)"),
+    "global_batch": re.compile(r"Total train batch size \([^)]*\) = ([\d,]+)"),
+    "expandable": re.compile(r"(?<!try setting )PYTORCH_(?:CUDA_)?ALLOC_CONF\S*(expandable_segments:\s*True)"),
+    "trainer": re.compile(r"(\*\*\*\*\* Running training \*\*\*\*\*|transformers/trainer\.py)"),
+    "lightning": re.compile(r"(lightning/pytorch|pytorch_lightning)"),
+    "gpu_world": re.compile(r"CUDA_VISIBLE_DEVICES[=: ]+(\S+)"),
+}
+
+
+class _Reader:
+    """The state that reading a log needs, beside what it finds."""
+
+    def __init__(self, scan: Scan, every_exception: Cause) -> None:
+        self.scan = scan
+        self._exception = every_exception
+        self._kinds: dict[int, int] = {}
+        self._loss_lines = 0
+        self._frames: dict[int | None, deque[Frame]] = {}
+        self._in_traceback: set[int | None] = set()
+
+    def read(self, number: int, line: bytes) -> None:
+        if b"oss" in line:
+            self._loss_lines += 1
+            if self._loss_lines < _DENSE or self._loss_lines % _SPARSE == 0 or b"nan" in line or b"inf" in line:
+                self._loss(number, line)
+            else:
+                self.scan.losses.count += 1
+        kind = hash(line.translate(None, _DIGITS))
+        seen = self._kinds.get(kind, 0)
+        if seen >= _ALIKE:
+            return
+        if seen or len(self._kinds) < _MOST_KINDS:
+            self._kinds[kind] = seen + 1
+        self._look(number, line)
+
+    def _loss(self, number: int, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        loss = loss_in(text)
+        if loss is not None:
+            self.scan.losses.add(loss, f"{self.scan.name}:{number}", gradient_in(text))
+
+    def _look(self, number: int, raw: bytes) -> None:
+        line = raw.decode("utf-8", "replace").rstrip()
+        prefix = _RANK.match(line)
+        rank = int(prefix[1] or prefix[2]) if prefix else None
+        body = line[prefix.end() :] if prefix else line
+        self._stack(number, body, rank)
+        self._figures(number, line, rank)
+        if ("Watchdog caught" in line or "last completed" in line) and len(self.scan.words) < _MOST_SIGHTINGS:
+            self.scan.words.append((f"{self.scan.name}:{number}", line))
+        found = False
+        for sign in candidates(raw):
+            match = sign.pattern.search(body) or (sign.pattern.search(line) if prefix else None)
+            if match is not None and len(self.scan.sightings) < _MOST_SIGHTINGS:
+                self._note(sign.cause, number, body, rank, {k: v for k, v in match.groupdict().items() if v})
+                found = found or sign.cause.level != "context"
+        if rank in self._in_traceback and (error := _EXCEPTION.match(body)):
+            self._in_traceback.discard(rank)
+            if not found:
+                self._note(self._exception, number, body, rank, {"error": _in_short(error["kind"], error["said"])})
+
+    def _note(self, cause: Cause, number: int, text: str, rank: int | None, fields: dict[str, str]) -> None:
+        if rank is None and (word := _RANK_WORD.search(text)):
+            rank = int(word[1])
+        if cause.id.startswith("device-oom"):
+            fields["message"] = text[:_LONGEST_MESSAGE]
+        self.scan.sightings.append(
+            Sighting(
+                cause=cause,
+                place=f"{self.scan.name}:{number}",
+                text=shown(text),
+                order=number,
+                log=self.scan.name,
+                rank=rank if rank is not None else self.scan.rank,
+                fields=fields,
+                frames=tuple(self._frames.get(rank, self._frames.get(None, ()))),
+                losses_before=self.scan.losses.count,
+            )
+        )
+
+    def _stack(self, number: int, body: str, rank: int | None) -> None:
+        if "Traceback (most recent call last)" in body:
+            self._frames[rank] = deque(maxlen=60)
+            self._in_traceback.add(rank)
+        elif (frame := _FRAME.match(body)) and rank in self._frames:
+            self._frames[rank].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+
+    def _figures(self, number: int, line: str, rank: int | None) -> None:
+        rank = self.scan.rank if rank is None else rank
+        if rank is not None and (batch := _BATCH_OF.search(line)):
+            self.scan.batches[rank] = (int(batch[1]), int(batch[2]))
+        if step := _STEP.search(line):
+            self.scan.step = int((step[1] or step[3]).replace(",", ""))
+        if COMPLETED.search(line):
+            self.scan.completed_at = number
+        if meter := _METER.search(line):
+            self.scan.meters += 1
+            self.scan.meter_s += float(meter["step"])
+            self.scan.data_s += float(meter["data"])
+        for name, pattern in FACTS.items():
+            if found := pattern.search(line):
+                self.scan.facts.setdefault(name, next(group for group in found.groups() if group))
+
+
+def _in_short(kind: str, said: str | None) -> str:
+    return shown(f"{kind.rsplit('.', 1)[-1]}{said or ''}", 120)
+
+
+def scan_log(path: Path, name: str, exception: Cause, rank: int | None = None) -> Scan:
+    """Read one log; `exception` is the cause that stands for an exception without a sign of its own."""
+    if rank is None and (of_file := _RANK_OF_FILE.search(str(path))):
+        rank = int(of_file[1] or of_file[2])
+    return scan_lines(lines_of(path), name, exception, rank)
+
+
+def scan_lines(lines: Iterable[tuple[int, bytes]], name: str, exception: Cause, rank: int | None = None) -> Scan:
+    """Read numbered lines as `scan_log` does those of a file."""
+    scan = Scan(name, rank)
+    reader = _Reader(scan, exception)
+    for number, line in lines:
+        reader.read(number, line)
+        scan.lines = number
+    return scan

@@ -1,0 +1,99 @@
+"""Out of memory, recognised by what it says: torch, CUDA, cuBLAS, cuDNN, NCCL, or the host's allocator.
+
+The one list for all who have to tell it from other failures; none of them needs torch for that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from trainwright.errors import ExitCode, UserError
+
+Doing = Literal["starting", "training", "evaluation", "saving"]
+"""What a rank was at when its memory ran out."""
+
+MESSAGES: Final = (
+    r"\bout of memory\b",  # CUDA, HIP, XPU and MPS of torch; cudaErrorMemoryAllocation; NCCL's "Cuda failure"; bnb
+    r"\b(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|HIPBLAS|MIOPEN)_STATUS_ALLOC_FAILED\b",
+    r"\bCUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED\b",  # cuDNN 9
+    r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED\.",  # convolutions that found no room to work in
+    r"DefaultCPUAllocator: (can't|not enough memory)",
+    r"Unable to allocate .* for an array",  # NumPy
+    r"Cannot allocate memory",  # ENOMEM
+    r"FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",  # HPU
+)
+_ANY: Final = re.compile("|".join(MESSAGES), re.IGNORECASE)
+_SIZE: Final = r"([\d.]+) ?(bytes|KiB|MiB|GiB)"
+_TRIED: Final = re.compile(rf"(?:Tried|you tried) to allocate {_SIZE}")
+_UNUSED: Final = re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated")
+_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_TORCH_ADVICE: Final = re.compile(r"\s*If reserved but unallocated memory is large.*", re.DOTALL)
+ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Where torch reads the settings of its allocator; the first since 2.9."""
+
+
+class OutOfMemoryError(UserError):
+    """A rank's memory ran out; `doing` says at what. The launcher goes on with a layout that needs less."""
+
+    def __init__(self, doing: Doing, said: str, figures: str | None = None) -> None:
+        self.doing = doing
+        super().__init__(
+            f"out of memory in {doing}: {first_words(said)}",
+            problems=[figures] if figures else [],
+            exit_code=ExitCode.OUT_OF_MEMORY,
+        )
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Say whether a message is one of those that mean: the memory did not suffice."""
+    return _ANY.search(text) is not None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error, or what it was raised from, means that the memory did not suffice."""
+    return any(isinstance(one, MemoryError) or says_out_of_memory(str(one)) for one in _chain(error))
+
+
+def reason_in(error: BaseException) -> str:
+    """Return the message that says so."""
+    said = (str(one) or type(one).__name__ for one in _chain(error))
+    return next(text for text in said if says_out_of_memory(text) or text == "MemoryError")
+
+
+def first_words(said: str) -> str:
+    """Return a message on one line, without torch's own advice, which may be in force already."""
+    lines = [line.strip() for line in _TORCH_ADVICE.sub("", said).splitlines() if line.strip()]
+    return next((line for line in lines if says_out_of_memory(line)), lines[0] if lines else "")
+
+
+def fragmentation_advice(said: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the allocator's setting that may help: where what it holds unused would have sufficed, and it is not on.
+
+    torch prints its own advice whatever is set (github.com/pytorch/pytorch/issues/173049).
+    """
+    tried, unused = _size(_TRIED, said), _size(_UNUSED, said)
+    if tried is None or unused is None or unused < tried:
+        return None
+    variables = os.environ if environment is None else environment
+    set_now = ",".join(variables.get(name, "") for name in ALLOCATOR_VARIABLES)
+    if re.search(r"expandable_segments:\s*True", set_now, re.IGNORECASE):
+        return None
+    return f"{ALLOCATOR_VARIABLES[1]}=expandable_segments:True"
+
+
+def _size(pattern: re.Pattern[str], said: str) -> float | None:
+    found = pattern.search(said)
+    return None if found is None else float(found[1]) * _BYTES[found[2]]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from, each once."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        yield one
+        seen.add(id(one))
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

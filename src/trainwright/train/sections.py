@@ -1,0 +1,79 @@
+"""Where a rank's time goes, section by section, without ever waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+SECTIONS = ("start", "data", "forward", "backward", "communication", "optimizer", "eval", "save", "other", "end")
+"""`communication` is what the backward pass did not hide, and the agreement of ranks on each step; under sharding,
+parameters are also gathered within forward and backward. `other` is everything between steps."""
+
+
+class Sections:
+    """The seconds of this rank in each section so far, which one it is in, and the last step that it did.
+
+    On CUDA these are the device's seconds, between events in its stream: the host only queues kernels and would call
+    its own waiting by the wrong name. Elsewhere they are the host's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._device = device
+        self.seconds = dict.fromkeys(SECTIONS, 0.0)
+        self.now = "start"
+        self.since_s = time.time()
+        self.step, self.total_steps, self.steps_done = 0, 0, 0
+        self._mark = self._moment()
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+
+    def enter(self, section: str) -> None:
+        """Leave the present section for another; from here on time counts as that one's."""
+        assert section in SECTIONS, section
+        mark = self._moment()
+        if self._on_cuda:
+            self._pending.append((self.now, self._mark, mark))
+        else:
+            self.seconds[self.now] += mark - self._mark
+        self._mark, self.now, self.since_s = mark, section, time.time()
+
+    @contextmanager
+    def within(self, section: str) -> Iterator[None]:
+        """Count what runs inside as `section`'s, and go back to the present one."""
+        outside = self.now
+        self.enter(section)
+        yield
+        self.enter(outside)
+
+    def communicate_after(self, loss: torch.Tensor) -> None:
+        """Enter `communication` once the backward pass of `loss` has computed everything and only waits for others.
+
+        DDP, FSDP2 and DeepSpeed queue their own waiting as a callback at the end of the pass; the one queued here, when
+        the pass begins, comes before theirs (torch/csrc/autograd/engine.cpp, `exec_post_processing`: in their order).
+        """
+        engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+        loss.register_hook(lambda _: engine.queue_callback(lambda: self.enter("communication")))
+
+    def did_step(self, step: int) -> None:
+        """Note that a step is done."""
+        self.step = step
+        self.steps_done += 1
+        self.drain()
+
+    def drain(self) -> None:
+        """Take in what the device has finished meanwhile."""
+        while self._pending and self._pending[0][2].query():
+            section, began, ended = self._pending.popleft()
+            self.seconds[section] += began.elapsed_time(ended) / 1000
+
+    def _moment(self) -> Any:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

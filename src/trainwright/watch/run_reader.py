@@ -1,0 +1,238 @@
+"""Reads a run's files into a View, now and again; works on a live run, a finished one, and from another machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from trainwright.errors import UserError
+from trainwright.hardware.reading import GIB
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.writing import read_json
+from trainwright.watch import spell
+from trainwright.watch.alerts.standing import Alert, standing_after
+from trainwright.watch.following import TAIL_BYTES, Follower, evenly
+from trainwright.watch.ranks import read_ranks
+from trainwright.watch.samples import STEP_SECTIONS, RankSample, Sample
+from trainwright.watch.view import Points, RankView, RunState, RunStatus, View
+
+CURVE_POINTS: Final = 240
+SILENT_S: Final = 30.0
+PACE_S: Final = 300.0
+"""The pace is that of the last minutes: long enough for a save or an evaluation to have its share."""
+ENDS: Final[dict[str, RunState]] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+
+
+class RunReader:
+    """One run, read from its folder alone."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._evaluations = Follower(folder.metrics_jsonl)
+        self._eval_losses: list[tuple[float, float]] = []
+
+    def read(self) -> View:
+        """Return the run as its files tell it now."""
+        folder, now_s = self._folder, time.time()
+        system_files = sorted(folder.path.glob("system*.jsonl"))
+        tails = [_samples(Follower(path, from_end=TAIL_BYTES).new()) for path in system_files]
+        nodes = tuple(tail[-1] for tail in tails if tail)
+        ranks = self._ranks(nodes, tails)
+        alerts = [alert for path in sorted(folder.path.glob("alerts*.jsonl")) for alert in _alerts(path)]
+        alerts.sort(key=lambda alert: alert.time_s)
+        last = _last_step(folder.metrics_jsonl)
+        status = self._status(last, ranks, nodes, tails, now_s)
+        ended = status.state in ENDS.values()
+        return View(
+            time_s=now_s,
+            run=status,
+            nodes=nodes,
+            ranks=ranks,
+            alerts=() if ended else tuple(standing_after(alerts)),
+            alerts_fired=sum(alert.state == "fired" for alert in alerts),
+            curves_by_step=self._curves_by_step(last),
+            curves_by_time=_curves_by_time(system_files),
+        )
+
+    def _ranks(self, nodes: Sequence[Sample], tails: Sequence[Sequence[Sample]]) -> tuple[RankView, ...]:
+        """Return the ranks of the newest attempt: as they say themselves, with what the sampler saw of them."""
+        attempt = max((rank.attempt or 0 for rank in read_ranks(self._folder, None)), default=None)
+        seen = {rank.rank: rank for node in nodes for rank in node.ranks}
+        views = []
+        for rank in read_ranks(self._folder, attempt):
+            sampled = seen.get(rank.rank)
+            if sampled is not None and sampled.attempt == rank.attempt:
+                rank = replace(rank, resident_bytes=sampled.resident_bytes, process_state=sampled.process_state)
+            views.append(_with_shares(rank, tails))
+        return tuple(views)
+
+    def _status(
+        self,
+        last: Mapping[str, Any],
+        ranks: Sequence[RankView],
+        nodes: Sequence[Sample],
+        tails: Sequence[Sequence[Sample]],
+        now_s: float,
+    ) -> RunStatus:
+        folder = self._folder
+        first_rank = ranks[0].sample if ranks else None
+        state, detail = self._state(ranks, nodes, now_s)
+        step, total_steps = last.get("step"), first_rank.total_steps if first_rank else None
+        checkpoint = folder.checkpoints()
+        eval_loss = self._new_evaluations()
+        return RunStatus(
+            name=folder.path.name,
+            folder=str(folder.path),
+            state=state,
+            detail=detail,
+            attempt=first_rank.attempt if first_rank else None,
+            step=step,
+            total_steps=total_steps or None,
+            epoch=last.get("epoch"),
+            loss=last.get("loss"),
+            eval_loss=eval_loss,
+            learning_rate=last.get("learning_rate"),
+            grad_norm=last.get("grad_norm"),
+            tokens_per_s=last.get("tokens_per_s"),
+            step_s=last.get("step_s"),
+            left_s=_left_s(tails, step, total_steps) if state == "running" else None,
+            checkpoint_step=checkpoint[0][0] if checkpoint else None,
+            checkpoint_age_s=_age_s(checkpoint[0][1], now_s) if checkpoint else None,
+            layout=_layout(folder),
+        )
+
+    def _state(self, ranks: Sequence[RankView], nodes: Sequence[Sample], now_s: float) -> tuple[RunState, str | None]:
+        """Return how the run is: what its events say last, unless a later attempt began since."""
+        if self._folder.finished_json.is_file():
+            return "finished", None
+        events = list(Follower(self._folder.events_jsonl).new())
+        told = [event for event in events if event.get("event") in ("started", *ENDS)]
+        heard_s = max([rank.sample.time_s for rank in ranks] + [node.time_s for node in nodes], default=None)
+        if told and told[-1]["event"] in ENDS:
+            end = told[-1]
+            began_since = any((node.attempt or 0) > end.get("attempt", 0) for node in nodes)
+            if not began_since:
+                text = str(end.get("text", "")).strip().splitlines()
+                return ENDS[end["event"]], text[-1] if text else None
+        if heard_s is None:
+            return "preparing", None
+        if now_s - heard_s > SILENT_S:
+            return "silent", f"no sign of life for {spell.duration(now_s - heard_s)}, and no word of its end"
+        return ("running" if told else "preparing"), None
+
+    def _new_evaluations(self) -> float | None:
+        for record in self._evaluations.new(containing=b'"kind":"eval"'):
+            if isinstance(record.get("loss"), int | float):
+                self._eval_losses = [point for point in self._eval_losses if point[0] < record["step"]]
+                self._eval_losses.append((record["step"], record["loss"]))
+        return self._eval_losses[-1][1] if self._eval_losses else None
+
+    def _curves_by_step(self, last: Mapping[str, Any]) -> dict[str, Points]:
+        chosen = [record for record in evenly(self._folder.metrics_jsonl, CURVE_POINTS) if record["kind"] == "train"]
+        kept: list[Mapping[str, Any]] = []
+        for record in [*chosen, last] if last else chosen:
+            # A resumed attempt did these steps again: what it found counts.
+            while kept and kept[-1]["step"] >= record["step"]:
+                kept.pop()
+            kept.append(record)
+        curves = {
+            name: tuple((record["step"], record[name]) for record in kept if record.get(name) is not None)
+            for name in ("loss", "tokens_per_s")
+        }
+        return curves | {"eval_loss": tuple(self._eval_losses)}
+
+
+def _last_step(metrics: Path) -> dict[str, Any]:
+    """Return the newest record of a step, nothing if there is none."""
+    records = list(Follower(metrics, from_end=TAIL_BYTES).new(containing=b'"kind":"train"'))
+    return records[-1] if records else {}
+
+
+def _curves_by_time(system_files: Sequence[Path]) -> dict[str, Points]:
+    """Return the mean over GPUs, and the host's available memory, of the first node.
+
+    From the records as they are: to make samples of all these would take longer than reading them.
+    """
+    records = [record for record in evenly(system_files[0], CURVE_POINTS) if "host" in record] if system_files else []
+    figures: dict[str, Callable[[dict[str, Any]], list[float | None]]] = {
+        "gpu_utilization_pct": lambda record: [gpu.get("utilization_pct") for gpu in record["gpus"]],
+        "gpu_memory_pct": lambda record: [
+            _ratio(gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes"), 100) for gpu in record["gpus"]
+        ],
+        "host_available_gib": lambda record: [_ratio(record["host"].get("memory_available_bytes"), GIB)],
+    }
+    curves = {}
+    for name, of in figures.items():
+        known = [(record["time_s"], [value for value in of(record) if value is not None]) for record in records]
+        curves[name] = tuple((time_s, round(fmean(values), 2)) for time_s, values in known if values)
+    return curves
+
+
+def _ratio(value: float | None, whole: float | None, times: float = 1) -> float | None:
+    return None if value is None or not whole else times * value / whole
+
+
+def _samples(records: Iterable[dict[str, Any]]) -> list[Sample]:
+    return [Sample.from_json(record) for record in records if "host" in record]
+
+
+def _alerts(path: Path) -> list[Alert]:
+    return [Alert.from_json(record) for record in Follower(path).new()]
+
+
+def _with_shares(rank: RankSample, tails: Sequence[Sequence[Sample]]) -> RankView:
+    """Return the rank with its sections' shares since the oldest sample that is at hand."""
+    for tail in tails:
+        for sample in tail:
+            for then in sample.ranks:
+                if then.rank == rank.rank and then.attempt == rank.attempt and then.steps_total:
+                    return _shares(rank, then)
+    return RankView(sample=rank)
+
+
+def _shares(rank: RankSample, then: RankSample) -> RankView:
+    steps = (rank.steps_total or 0) - (then.steps_total or 0)
+    now_s, then_s = rank.sections_s_total or {}, then.sections_s_total or {}
+    spent_s = {name: now_s.get(name, 0.0) - then_s.get(name, 0.0) for name in STEP_SECTIONS}
+    all_s = sum(spent_s.values())
+    if steps <= 0 or all_s <= 0:
+        return RankView(sample=rank)
+    shares = {name: round(100 * seconds / all_s, 1) for name, seconds in spent_s.items()}
+    return RankView(sample=rank, shares_pct=shares, step_s=all_s / steps)
+
+
+def _left_s(tails: Sequence[Sequence[Sample]], step: int | None, total_steps: int | None) -> float | None:
+    """Return the time that the steps left will take at the pace of the last minutes."""
+    if step is None or not total_steps or not tails or not tails[0]:
+        return None
+    tail = tails[0]
+    recent = [sample for sample in tail if sample.time_s >= tail[-1].time_s - PACE_S]
+    places = [
+        (sample.time_s, rank.step)
+        for sample in recent
+        for rank in sample.ranks[:1]
+        if rank.step is not None and sample.attempt == tail[-1].attempt and rank.steps_total
+    ]
+    if len(places) < 2 or places[-1][1] <= places[0][1]:
+        return None
+    pace = (places[-1][0] - places[0][0]) / (places[-1][1] - places[0][1])
+    return max(0, total_steps - step) * pace
+
+
+def _age_s(path: Path, now_s: float) -> float | None:
+    try:
+        return max(0.0, now_s - path.stat().st_mtime)
+    except OSError:
+        return None  # removed since it was listed
+
+
+def _layout(folder: RunFolder) -> str | None:
+    try:
+        layout = read_json(folder.plan_json)["layout"]
+        return f"{layout['ranks']} x {layout['device']}, {layout['strategy']}, {layout['precision']}"
+    except (FileNotFoundError, UserError, KeyError, TypeError):
+        return None

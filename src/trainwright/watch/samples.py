@@ -1,0 +1,198 @@
+"""One sample of a node: what its GPUs, its host and its ranks were doing at a moment. None is "not available", never 0.
+
+A rate is that of the time since the sample before; a `_total` counts on, so that what lies between two samples can be
+told even when others in between were thinned out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+SCHEMA_VERSION = 1
+STEP_SECTIONS = ("data", "forward", "backward", "communication", "optimizer")
+"""What one optimizer step is made of."""
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigInstance:
+    """One instance of a GPU in MIG mode."""
+
+    uuid: str | None = None
+    name: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process on a GPU, numbered as NVML sees it: in a container that is the host's numbering."""
+
+    pid: int
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """One NVIDIA GPU; `lost` is one that no longer answers. Memory is what nvidia-smi shows as used."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    lost: bool = False
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    utilization_pct: int | None = None
+    memory_utilization_pct: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    pcie_received_bytes_s: float | None = None
+    pcie_sent_bytes_s: float | None = None
+    nvlink_received_bytes_s: float | None = None
+    nvlink_sent_bytes_s: float | None = None
+    ecc_corrected_total: int | None = None
+    ecc_uncorrected_total: int | None = None
+    xid_total: int | None = None
+    """Xid events since the sampler started."""
+    last_xid: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    instances: tuple[MigInstance, ...] | None = None
+    """MIG instances; None on a GPU that is not in MIG mode."""
+
+    @property
+    def memory_pct(self) -> float | None:
+        """Used memory as a share of all."""
+        if self.memory_used_bytes is None or not self.memory_total_bytes:
+            return None
+        return 100 * self.memory_used_bytes / self.memory_total_bytes
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GpuSample:
+        """Read what `to_json` of a sample wrote."""
+        processes, instances, reasons = data.get("processes"), data.get("instances"), data.get("throttle_reasons")
+        return _known(
+            cls,
+            data,
+            processes=None if processes is None else tuple(_known(GpuProcess, process) for process in processes),
+            instances=None if instances is None else tuple(_known(MigInstance, instance) for instance in instances),
+            throttle_reasons=None if reasons is None else tuple(reasons),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSample:
+    """The host; memory is what this run may use, within the limits of its control groups."""
+
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    cpu_pct: float | None = None
+    """Of all cores together, 0 to 100."""
+    cores_pct: tuple[float, ...] | None = None
+    disk_read_bytes_s: float | None = None
+    disk_written_bytes_s: float | None = None
+    network_received_bytes_s: float | None = None
+    network_sent_bytes_s: float | None = None
+    shm_total_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    run_disk_total_bytes: int | None = None
+    """The file system that the run folder is on."""
+    run_disk_free_bytes: int | None = None
+    oom_kill_total: int | None = None
+    """Processes that the kernel killed for want of memory, in this control group or on the machine."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> HostSample:
+        """Read what `to_json` of a sample wrote."""
+        cores = data.get("cores_pct")
+        return _known(cls, data, cores_pct=None if cores is None else tuple(cores))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSample:
+    """One rank as it says of itself in `ranks/rank_N.json`, and what the node's /proc says of its process."""
+
+    rank: int
+    time_s: float
+    """When the rank wrote this: one that is old belongs to a process that stands still."""
+    attempt: int | None = None
+    node: str | None = None
+    pid: int | None = None
+    device: str | None = None
+    gpu_uuid: str | None = None
+    step: int | None = None
+    steps_total: int | None = None
+    """Steps done in this attempt."""
+    total_steps: int | None = None
+    section: str | None = None
+    section_since_s: float | None = None
+    sections_s_total: Mapping[str, float] | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    allocator_retries_total: int | None = None
+    resident_bytes: int | None = None
+    process_state: str | None = None
+    """R, S, D, T, Z as in proc(5), or `gone`."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RankSample:
+        """Read what a rank, or `to_json` of a sample, wrote."""
+        return _known(cls, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Everything read of one node at one moment."""
+
+    time_s: float
+    node: str
+    host: HostSample
+    attempt: int | None = None
+    gpus: tuple[GpuSample, ...] = ()
+    ranks: tuple[RankSample, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; null is "not available"."""
+        return {"schema_version": SCHEMA_VERSION, **_plain(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Sample:
+        """Read what `to_json` wrote."""
+        return _known(
+            cls,
+            data,
+            host=HostSample.from_json(data["host"]),
+            gpus=tuple(GpuSample.from_json(gpu) for gpu in data.get("gpus", ())),
+            ranks=tuple(RankSample.from_json(rank) for rank in data.get("ranks", ())),
+            notes=tuple(data.get("notes", ())),
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data; `dataclasses.asdict` copies each leaf, which costs more than reading it did."""
+    if is_dataclass(value):
+        return {name: _plain(item) for name, item in vars(value).items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _known(kind: type[Part], data: Mapping[str, Any], **parts: Any) -> Part:
+    """Return `kind` of the fields that it knows: a file may come from a later version."""
+    names = _field_names(kind)  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in data.items() if name in names} | parts)
+
+
+@cache
+def _field_names(kind: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))

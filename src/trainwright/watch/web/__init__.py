@@ -1,0 +1,1 @@
+"""The page of `trainwright watch --web`: on loopback, behind a token, with nothing from outside."""
