@@ -127,7 +127,7 @@ def _training(folder: Path) -> Iterator[tuple[RunFolder, subprocess.Popen[bytes]
         },
         "data": {"path": str(folder / "rows.jsonl"), "max_length": 64, "cache_dir": str(folder / "cache")},
         "train": {"global_batch_size": 8, "micro_batch_size": 8, "learning_rate": 1e-4, "max_steps": 10_000_000},
-        "checkpoint": {"every": "10000000 steps"},
+        "checkpoint": {"every": "100000 steps"},
         "resources": {"device": "cpu", "precision": "fp32", "ranks": 1},
         "tracking": [],
     }

@@ -24,9 +24,7 @@ accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation
 torch.manual_seed(0)
 starts = torch.randint(0, 100, (480, 1))
 samples = TensorDataset((starts + torch.arange(16)) % 100)  # 480 sequences of 16 numbers that count up
-config = LlamaConfig(
-    vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-)
+config = LlamaConfig(vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 model = LlamaForCausalLM(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
 loader = DataLoader(samples, batch_size=args.batch_size, shuffle=True)

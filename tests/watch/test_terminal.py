@@ -93,7 +93,7 @@ def test_it_shows_run_alerts_ranks_gpus_and_host() -> None:
             text = shown(app)
             assert "nice[bold]run[/]?]0;owned?: running" in text and "\x1b" not in text
             assert "step 120/300 (40 %)" in text and "left 0:12:10" in text
-            assert "GPU 1 is at 91 °C" in text and "1 alerts stand" in text
+            assert "GPU 1 is at 91 °C" in text and "alerts standing: 1" in text
             assert "A100-SXM4-40GB LOST" in text and "60 °C" in text
             assert "forward" in text and "5.0 GiB" in text
             assert any("\u2800" < character <= "\u28ff" for character in text), "the curve of the loss"

@@ -107,7 +107,7 @@ class WatchApp(App[None]):
         paused = ", paused" if self._paused else ""
         lines[0] += f"  [{spell.clock(view.time_s)}{paused}]"
         if view.alerts:
-            lines.append(f"{len(view.alerts)} alerts stand")
+            lines.append(f"alerts standing: {len(view.alerts)}")
         return Text("\n".join(lines))
 
     def _chosen_curves(self, view: View) -> list[tuple[str, Points]]:
