@@ -45,7 +45,7 @@ JOB = {
         "lr_scheduler_type": "cosine",
     },
     "checkpoint": {"every": f"{SAVE_EVERY_STEPS} steps", "keep": 2},
-    "resources": {"device": "cpu", "precision": "fp32"},
+    "resources": {"device": "cpu", "precision": "fp32", "balance": "off"},
     "tracking": [],
 }
 

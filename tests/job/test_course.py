@@ -162,3 +162,9 @@ def test_tenths_of_an_epoch_end_with_the_epoch(samples: int, batch: int, parts: 
     for epoch in range(3):
         assert sum(batch.epoch == epoch for batch in due) == min(parts, course.steps_per_epoch)
         assert any(batch.epoch == epoch and batch.stop == samples for batch in due)
+
+
+@pytest.mark.parametrize("text", ["1 epoch", "0.5 epochs", "200 steps", "10000000 steps", "0.00001 epochs"])
+def test_an_interval_is_written_as_it_was_read(text: str) -> None:
+    """T-15: the resolved job is read again at a resume, also where it counts in millions."""
+    assert str(Interval.parse(text)) == text

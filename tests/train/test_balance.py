@@ -88,7 +88,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, write_job: WriteJob) -> Path:
         task_options={"ranks": [1], "sample_s": SLOW_S},
         train={"global_batch_size": BATCH, "learning_rate": 2e-4, "num_train_epochs": EPOCHS},
         checkpoint={"every": "1000 steps", "keep": 1000},
-        resources={"ranks": 2},
+        resources={"ranks": 2, "balance": "auto"},
     )
 
 

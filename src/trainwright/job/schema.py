@@ -72,7 +72,8 @@ class Interval(Section):
 
     def __str__(self) -> str:
         plural = "" if self.value == 1 else "s"
-        return f"{self.value:g} {self.unit}{plural}"
+        # Not `:g`, which would write a million steps as 1e+06, and that is read back as no interval.
+        return f"{f'{self.value:.9f}'.rstrip('0').rstrip('.')} {self.unit}{plural}"
 
 
 Every = Annotated[
