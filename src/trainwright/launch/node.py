@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import psutil
 from trainwright.errors import ExitCode, UserError
 from trainwright.launch.processes import COLLATERAL_GRACE_S, STOP_SIGNALS, Processes
 from trainwright.launch.supervision import POLL_S, StopAsked
+from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.writing import read_json, write_json_atomic
 
 AGENT = "trainwright.train.agent"
@@ -60,7 +62,7 @@ class NodeLaunch:
         return Path(self.records) / f"node_{node_rank}.log"
 
     def stop_file(self, node_rank: int) -> Path:
-        """Return the file that asks a node to stop where no signal reaches it: over ssh."""
+        """Return the file that asks a node to stop where no signal reaches it."""
         return Path(self.records) / f"node_{node_rank}.stop"
 
     def record(self, node_rank: int) -> Path:
@@ -101,6 +103,8 @@ def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
             processes.start(AGENT, options, environment, launch.log(node_rank))
             asked: set[int] = set()
             while processes.running:
+                if stop.times and not asked:
+                    _tell_others(launch, node_rank)
                 if stop.times or launch.stop_file(node_rank).exists():
                     _ask_ranks(processes.children[0].pid, asked)
                 time.sleep(POLL_S)
@@ -139,6 +143,14 @@ def _interface(local_address: str) -> dict[str, str]:
     return {}
 
 
+def _tell_others(launch: NodeLaunch, node_rank: int) -> None:
+    """Pass a stop on to every node: the ranks of a user's own script do not agree on one, and would wait for ever."""
+    for other in range(launch.nodes):
+        if other != node_rank:
+            with suppress(OSError):  # a full disk, in front of which this node's ranks are to stop all the same
+                launch.stop_file(other).touch(mode=0o600)
+
+
 def _ask_ranks(agent: int, asked: set[int]) -> None:
     """Ask each rank to stop that was not asked yet, those that start only now too.
 
@@ -159,6 +171,8 @@ def main() -> ExitCode:
     parser.add_argument("file", type=Path)
     parser.add_argument("--node-rank", type=int, default=os.environ.get("SLURM_NODEID"))
     told = parser.parse_args()
+    if os.environ.get("TRAINWRIGHT_LAUNCHER_PID") == str(os.getppid()):
+        die_with_launcher()  # a command of this machine; srun and ssh end their own
     if told.node_rank is None:
         parser.error("--node-rank is needed outside of Slurm")
     return run_node(NodeLaunch.read(told.file), told.node_rank)

@@ -39,7 +39,7 @@ class NodeLaunchers(Processes):
     folder: RunFolder
     attempt: int
     launch: NodeLaunch
-    stop_signal: signal.Signals
+    stop_signal: signal.Signals | None
     reserved: socket.socket | None = None
 
     @property
@@ -75,6 +75,10 @@ class NodeLaunchers(Processes):
 
     def ask_to_stop(self) -> None:
         """Ask every node's launcher to have its ranks save and end."""
+        if self.stop_signal is None:
+            for node in range(self.launch.nodes):
+                self.launch.stop_file(node).touch(mode=0o600)
+            return
         for child in self.children:
             if child.poll() is None:
                 child.send_signal(self.stop_signal)
@@ -111,19 +115,22 @@ def on_nodes(
     address: str,
     starters: StarterOf,
     *,
-    stop_signal: signal.Signals = signal.SIGTERM,
+    port: int = 0,
+    stop_signal: signal.Signals | None = signal.SIGTERM,
     command_of: CommandOf = built_in_trainer,
 ) -> StartRanks:
     """Return what starts the ranks of an attempt on `nodes` machines, of which the first has this address.
 
-    Each attempt has a meeting of its own: an id that no other has, and a port that is kept from others where the
-    first machine is this one.
+    `stop_signal` is what their starters pass on to the launchers, None where these are asked by a file instead.
+
+    Each attempt has a meeting of its own: an id that no other has, and a port (any free one where 0 is given) that is
+    kept from others where the first machine is this one.
     """
 
     def start(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
         each = Nodes(nodes, layout.ranks // nodes)
         each.require(layout)
-        reserved, port = reserve_port(address)
+        reserved, reserved_port = reserve_port(address, port)
         records = folder.attempt_dir(attempt)
         told = rank_environment(layout, each.ranks_per_node, attempt)
         if nodes > 1 and layout.device == "cuda":
@@ -132,7 +139,7 @@ def on_nodes(
             nodes=nodes,
             ranks_per_node=each.ranks_per_node,
             address=address,
-            port=port,
+            port=reserved_port,
             rendezvous_id=f"{folder.run_id[:12]}-{attempt}-{os.urandom(4).hex()}",
             command=command_of(folder, attempt),
             environment=told,
@@ -151,8 +158,10 @@ def on_nodes(
     return start
 
 
-def reserve_port(address: str) -> tuple[socket.socket, int]:
+def reserve_port(address: str, port: int = 0) -> tuple[socket.socket, int]:
     """Return a port of this machine, and the socket that keeps it from others until torchrun listens on it and after.
+
+    `port` 0 is any that is free.
 
     Linux lets a second socket listen where the first is only bound, if both say SO_REUSEADDR, as torch's store does;
     nobody else is given the port meanwhile.
@@ -160,8 +169,12 @@ def reserve_port(address: str) -> tuple[socket.socket, int]:
     socket_here = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         socket_here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        socket_here.bind((address, 0))
-    except OSError:
+        socket_here.bind((address, port))
+    except OSError as error:
         socket_here.close()
-        raise
+        if not port:
+            raise
+        raise UserError(
+            f"port {port} of {address} cannot be had: {error.strerror}", hints=["name one that is free: --rdzv HOST:PORT"]
+        ) from error
     return socket_here, int(socket_here.getsockname()[1])

@@ -34,10 +34,13 @@ NAMES = (
 )
 
 
-def write_files(directory: Path, job: Job, plan: Plan, nodes: Nodes | None = None) -> list[Path]:
+def write_files(
+    directory: Path, job: Job, plan: Plan, nodes: Nodes | None = None, *, of_run: bool = False
+) -> list[Path]:
     """Write the files of a plan and return their paths; `nodes` are those of the plan's devices when left out.
 
-    What an earlier plan wrote there and this one has not is removed, so that no file contradicts another.
+    What an earlier plan wrote there and this one has not is removed, so that no file contradicts another. A folder
+    `of_run` is a run folder's own, where a submission may have left its files already.
 
     Raises:
         UserError: nodes and plan do not go together, or the folder holds something else or cannot be written.
@@ -46,7 +49,8 @@ def write_files(directory: Path, job: Job, plan: Plan, nodes: Nodes | None = Non
     texts = file_texts(directory, job, plan, nodes or Nodes.of(plan))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _require_own(directory)
+        if not of_run:
+            _require_own(directory)
         for name in NAMES:
             if name not in texts:
                 (directory / name).unlink(missing_ok=True)

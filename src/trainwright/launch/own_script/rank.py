@@ -81,6 +81,8 @@ def main(script_json: Path) -> int:
 
 def _stopped(folder: RunFolder, attempt: int, rank: int) -> int:
     """Note the stop, and return 0: torchrun would hurry the other ranks if one returned anything else."""
+    # Once more asked while the interpreter shuts down, its handlers gone, this process would die of it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     if rank == 0:
         with suppress(OSError):
             append(folder.events_jsonl, {"event": "stopped", "attempt": attempt})

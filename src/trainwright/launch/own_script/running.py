@@ -76,7 +76,7 @@ def write_script_files(folder: RunFolder, job: Job, plan: Plan) -> None:
     write_json_atomic(folder.resolved_json, job.model_dump(mode="json"))
     write_json_atomic(folder.plan_json, plan.to_json())
     folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
-    write_files(folder.launcher_dir, job, plan)
+    write_files(folder.launcher_dir, job, plan, of_run=True)
 
 
 def script_commands(folder: RunFolder, job: Job, plan: Plan) -> list[str]:

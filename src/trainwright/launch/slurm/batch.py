@@ -70,8 +70,9 @@ def main(job_json: Path) -> ExitCode:
                 len(allocation.nodes),
                 address,
                 partial(_srun, len(allocation.nodes), submission.request.cpus),
-                # On SIGTERM srun ends its step by force; every other signal it passes on.
-                stop_signal=signal.SIGUSR2,
+                # On SIGTERM srun ends its step by force; every other signal it passes on to all processes of the
+                # step, a user's own script among them, which SIGUSR2 would end before it has saved.
+                stop_signal=signal.SIGUSR2 if job.script is None else None,
                 command_of=(built_in_trainer if job.script is None else script_ranks(job, plan, len(allocation.nodes))),
             ),
             lock=RunLock(folder, is_gone=partial(is_gone, job_id)),

@@ -164,16 +164,23 @@ def resume(folder: RunFolder, links: int = 1) -> Submitted:
         raise UserError(
             f"job {', '.join(live)} of this run is in the queue or runs", hints=[f"trainwright status {folder.path}"]
         )
-    if finished_record(folder) is not None:
-        raise UserError(f"the run is finished: {folder.final_model_dir}")
+    if (result := _result(folder)) is not None:
+        raise UserError(f"the run is finished: {result}")
     submission = Submission.read(folder.job_json)
     again = dataclasses.replace(submission, chain=links > 1, after_attempt=folder.attempt)
     again.write()
     return submit(again, links)
 
 
-def _outcome(folder: RunFolder, job: SlurmJob | None) -> str:
+def _result(folder: RunFolder) -> Path | None:
+    """Return what the end of the run left: a model, or the output of a script of the user's own; None before it."""
     if finished_record(folder) is not None:
+        return folder.final_model_dir
+    return folder.output_dir if folder.finished_json.exists() else None
+
+
+def _outcome(folder: RunFolder, job: SlurmJob | None) -> str:
+    if _result(folder) is not None:
         return "finished"
     ends = [e for e in read(folder.events_jsonl) if e.get("event") in ("started", "stopped", "failed")]
     if ends and ends[-1]["event"] != "started":
