@@ -14,7 +14,18 @@ from trainwright.errors import ExitCode
 
 # A new flag is added here on purpose or not at all: values of a job are overrides, not flags.
 SURFACE = {
-    "train": {"--gpus", "--resume", "--fresh", "--dry-run", "--allow", "--max-restarts", "--nodes"},
+    "train": {
+        "--gpus",
+        "--resume",
+        "--fresh",
+        "--dry-run",
+        "--allow",
+        "--max-restarts",
+        "--nodes",
+        "--node-rank",
+        "--nnodes",
+        "--rdzv",
+    },
     "submit": {
         "--gres",
         "--nodes",

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from two_ranks import write_two_ranks
 
 from trainwright.runs.records import read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from live_run import TINY_GPT2, ledger
+from live_run import ledger
 
 SEVERAL = Path(__file__).with_name("several_nodes.py")
 PATIENCE_S = 400.0
@@ -30,20 +31,7 @@ class TwoNodes:
     """A run of `several_nodes.py` in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        rows = [{"question": f"Question {number}?", "answer": f"It is {number}."} for number in range(48)]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        job = {
-            "name": "run",
-            "output_dir": str(folder / "runs"),
-            "model": {"from_scratch": TINY_GPT2, "tokenizer": {"vocab_size": 400}},
-            "data": {"path": "rows.jsonl", "max_length": 64, "cache_dir": "cache"},
-            "train": {"global_batch_size": 8, "learning_rate": 1e-3, "num_train_epochs": 40.0},
-            "checkpoint": {"every": "10 steps"},
-            "resources": {"device": "cpu", "precision": "fp32", "ranks": 2, "strategy": "ddp"},
-            "tracking": [],
-        }
-        (folder / "job.yaml").write_text(json.dumps(job))
-        self.folder, self.run_dir = folder, folder / "runs" / "run"
+        self.folder, self.run_dir = folder, write_two_ranks(folder)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the run, or have it go on."""

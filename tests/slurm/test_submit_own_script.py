@@ -76,6 +76,7 @@ def test_a_stopped_script_is_requeued_and_told_to_go_on_from_its_checkpoint(bed:
         *((2, step) for step in range(7, 13)),
     ]
     for attempt, outcome in ((1, "stopped"), (2, "checked")):
-        assert outcome in {event["event"] for event in read(script.folder / "events.jsonl") if event["attempt"] == attempt}
+        events = [event["event"] for event in read(script.folder / "events.jsonl") if event["attempt"] == attempt]
+        assert outcome in events
         for rank in range(2):
             assert script.note(attempt, rank, "ended")["exit_code"] == 0

@@ -31,6 +31,14 @@ def train(
         str | None,
         typer.Option(metavar="HOST,HOST", help="Train on several machines over ssh; the first is this one."),
     ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(metavar="R", help="This machine's number, where the command is started on each: 0, 1.")
+    ] = None,
+    nnodes: Annotated[int | None, typer.Option(metavar="N", help="How many machines; with --node-rank.")] = None,
+    rdzv: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address of machine 0 and a free port there; with --node-rank."),
+    ] = None,
 ) -> None:
     """Train the job: the same command starts it, resumes it, or says that it is finished."""
     from trainwright.doctor.before.checked import lines_of
@@ -52,10 +60,17 @@ def train(
     loaded = load_job(job, overrides or ())
     for line in lines_of(short_check(loaded)):
         tell(line)
-    if nodes is None:
+    by_hand = (node_rank, nnodes, rdzv) != (None, None, None)
+    if nodes is None and not by_hand:
         raise typer.Exit(run(loaded, options))
+    from trainwright.errors import UserError
+    from trainwright.launch.by_hand import one_of_nodes, train_on_this_node
     from trainwright.launch.ssh import hosts_of, train_on_hosts
 
+    if nodes is None:
+        raise typer.Exit(train_on_this_node(loaded, one_of_nodes(node_rank, nnodes, rdzv), options))
+    if by_hand:
+        raise UserError("`--nodes` starts each machine, and `--node-rank` is one of them", hints=["leave one out"])
     raise typer.Exit(train_on_hosts(loaded, hosts_of(nodes), options))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -83,12 +84,12 @@ def run_planned(
     stop: StopAsked,
     *,
     start_ranks: StartRanks | None = None,
-    lock: RunLock | None = None,
+    lock: AbstractContextManager[object] | None = None,
 ) -> ExitCode:
     """Bring a planned run to its end, or to a clean stop.
 
     `start_ranks` starts the ranks of an attempt elsewhere than on this machine; `lock` is the run's, where it is not
-    simply the first to come.
+    simply the first to come, or is held already.
 
     Raises:
         UserError: the job cannot run here, or a resume would break the contract; nothing was changed.
@@ -136,7 +137,7 @@ def _run_script(
     options: TrainOptions,
     stop: StopAsked,
     start_ranks: StartRanks,
-    lock: RunLock | None,
+    lock: AbstractContextManager[object] | None,
 ) -> ExitCode:
     """Do the same for a job with a script of its own."""
     folder.create()

@@ -175,6 +175,7 @@ def reserve_port(address: str, port: int = 0) -> tuple[socket.socket, int]:
         if not port:
             raise
         raise UserError(
-            f"port {port} of {address} cannot be had: {error.strerror}", hints=["name one that is free: --rdzv HOST:PORT"]
+            f"port {port} of {address} cannot be had: {error.strerror}",
+            hints=["name one that is free: --rdzv HOST:PORT"],
         ) from error
     return socket_here, int(socket_here.getsockname()[1])

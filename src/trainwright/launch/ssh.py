@@ -37,7 +37,7 @@ from trainwright.plan.requirements import require_runnable
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
 
-_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}@)?[A-Za-z0-9](?:[A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", re.ASCII)
+HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}@)?[A-Za-z0-9](?:[A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", re.ASCII)
 """A host name or an address, with a user before it or not; nothing that ssh could take for an option."""
 
 
@@ -48,7 +48,7 @@ def hosts_of(text: str) -> tuple[str, ...]:
         UserError: fewer than two, one named twice, or what is no host's name; all of it at once.
     """
     hosts = tuple(text.split(","))
-    problems = [f"{host!r} is no host name or address" for host in hosts if not _HOST.fullmatch(host)]
+    problems = [f"{host!r} is no host name or address" for host in hosts if not HOST.fullmatch(host)]
     problems += [f"{host} is named twice" for host in sorted({host for host in hosts if hosts.count(host) > 1})]
     if len(hosts) < 2:
         problems.append("one node needs no `--nodes`")
@@ -65,8 +65,8 @@ def train_on_hosts(loaded: LoadedJob, hosts: Sequence[str], options: TrainOption
     """
     if options.gpus is not None:
         raise UserError("`--gpus` names GPUs of this machine, and `--nodes` several", hints=["leave one of them out"])
-    address = _own_address(hosts[0])
-    job, plan = _plan(loaded, len(hosts))
+    address = own_address(hosts[0])
+    job, plan = plan_for_nodes(loaded, len(hosts))
     folder = RunFolder(Path(job.output_dir) / job.name)
     if options.dry_run:
         file = folder.attempt_dir(1) / "nodes.json"
@@ -79,7 +79,8 @@ def train_on_hosts(loaded: LoadedJob, hosts: Sequence[str], options: TrainOption
         return run_planned(folder, job, plan, options, stop, start_ranks=start_ranks)
 
 
-def _plan(loaded: LoadedJob, nodes: int) -> tuple[Job, Plan]:
+def plan_for_nodes(loaded: LoadedJob, nodes: int) -> tuple[Job, Plan]:
+    """Return the job with its global batch settled and the plan for so many nodes like this one."""
     job = loaded.job
     require_runnable(job)
     inventory = local_inventory(job.resources.device)
@@ -94,7 +95,7 @@ def _plan(loaded: LoadedJob, nodes: int) -> tuple[Job, Plan]:
     return job, dataclasses.replace(plan, choices=plan.choices | {"nodes": choice})
 
 
-def _own_address(host: str) -> str:
+def own_address(host: str) -> str:
     """Return the address of the first host, which must be this machine's: it holds the meeting point."""
     name = host.rpartition("@")[2]
     try:

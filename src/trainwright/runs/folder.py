@@ -78,6 +78,11 @@ class RunFolder:
         return self.launcher_dir / "submitted.json"
 
     @property
+    def first_node_json(self) -> Path:
+        """What node 0 tells the others where each node is started by hand."""
+        return self.launcher_dir / "first_node.json"
+
+    @property
     def logs_dir(self) -> Path:
         return self.path / "logs"
 
