@@ -4,11 +4,11 @@ PYTHON ?= python3
 # On a machine with NVIDIA GPUs: make TORCH=torch demo
 TORCH ?= torch==2.13.0
 # Test files that run at once; each real run of two ranks is half idle while it starts.
-JOBS ?= 2
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-long lint docs clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,7 +20,11 @@ demo: $(VENV)/installed
 	$(BIN)/trainwright demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m "not long"
+
+# Whole lives of runs on a cluster or on several nodes, minutes each.
+test-long: $(VENV)/installed
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m long
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

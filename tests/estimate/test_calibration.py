@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimate.calibration import Calibration
@@ -69,6 +69,7 @@ RUNS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(RUNS, st.randoms())
 def test_the_order_of_records_does_not_matter(runs: list[MeasuredRun], draw: Any) -> None:
     """S2-17, U-07: several processes append, in any order."""
@@ -78,6 +79,7 @@ def test_the_order_of_records_does_not_matter(runs: list[MeasuredRun], draw: Any
     assert Calibration(runs).time(TIME, KIND) == Calibration(mixed).time(TIME, KIND)
 
 
+@settings(deadline=None)
 @given(RUNS)
 def test_a_corrected_figure_stays_within_twice_and_half_and_adds_up(runs: list[MeasuredRun]) -> None:
     """S2-17, U-07: a run that is far off is reported and not applied; parts still sum to what they are parts of."""

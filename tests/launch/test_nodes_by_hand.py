@@ -88,6 +88,7 @@ def started(tmp_path: Path) -> Iterator[StartedNodes]:
         node.wait()
 
 
+@pytest.mark.long
 def test_two_commands_train_as_one_group_restart_together_stop_together_and_go_on(started: StartedNodes) -> None:
     """A rank that is killed restarts both nodes; a stop of node 1 stops both, exit 75; started again, they finish."""
     started.start()

@@ -96,6 +96,7 @@ def test_the_example_trains_on_two_nodes_unchanged(hosts: TwoHosts, tmp_path: Pa
     assert all(shlex.split(line)[-1].endswith("logs/attempt_1/script.json") for line in printed)
 
 
+@pytest.mark.long
 def test_a_stop_reaches_the_ranks_behind_ssh(hosts: TwoHosts, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     run = ScriptRun(tmp_path)

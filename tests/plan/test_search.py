@@ -114,10 +114,15 @@ def test_host_memory_rejects_too(job: str) -> None:
 
 
 def test_a_mixed_node_uses_the_cards_that_are_fastest_together(job: str) -> None:
-    """S0-08: two A100s alone beat two A100s that wait for two V100s."""
-    plan = planned(job, "a100-80gb:2,v100-32gb:2")
-    assert {device.name for device in plan.devices} == {"NVIDIA A100 SXM 80 GB"}
-    assert plan.layout.visible_devices == "0,1"
+    """S0-08: two A100s alone beat two A100s that wait for two V100s, but not two whose V100s have less to do."""
+    equal = planned(job, "a100-80gb:2,v100-32gb:2", "resources.balance=off")
+    assert {device.name for device in equal.devices} == {"NVIDIA A100 SXM 80 GB"}
+    assert equal.layout.visible_devices == "0,1"
+    balanced = planned(job, "a100-80gb:2,v100-32gb:2")
+    assert len(balanced.devices) == 4
+    assert equal.estimate is not None and equal.estimate.time is not None
+    assert balanced.estimate is not None and balanced.estimate.time is not None
+    assert balanced.estimate.time.step_s < equal.estimate.time.step_s
 
 
 def test_training_takes_all_gpus_it_was_given_unless_fewer_are_much_faster(job: str) -> None:

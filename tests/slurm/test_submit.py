@@ -48,6 +48,7 @@ def folder(bed: SlurmBed, tmp_path: Path) -> Iterator[Path]:
     bed.clear()
 
 
+@pytest.mark.long
 def test_a_run_on_two_nodes_is_that_on_one_through_a_signal_and_a_lost_node(bed: SlurmBed, folder: Path) -> None:
     """T-07, S0-24, S0-35, S1-15, S09: the weights equal those of four ranks on one machine to 1e-6.
 
@@ -91,6 +92,7 @@ def test_a_run_on_two_nodes_is_that_on_one_through_a_signal_and_a_lost_node(bed:
     bed.start_slurmd(lost)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_through_all_that_a_cluster_does_to_it(bed: SlurmBed, folder: Path) -> None:
     """S05, S07: requeue, preemption, time limit, cancel and resume; the end is bit for bit that of a run left alone."""
     alone = train_here(write_job(folder, "alone"))

@@ -37,6 +37,7 @@ def submit(bed: SlurmBed, script: ScriptRun) -> SubmittedRun:
     return SubmittedRun(bed, script.place / "job.yaml", done.stdout.split()[0], script.folder)
 
 
+@pytest.mark.long
 def test_the_example_trains_on_two_nodes_of_a_cluster_unchanged(bed: SlurmBed, tmp_path: Path) -> None:
     """Done-when 6 under `submit`, S1-23, S1-35: one group of two processes, and metrics of each step."""
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
@@ -56,6 +57,7 @@ def test_the_example_trains_on_two_nodes_of_a_cluster_unchanged(bed: SlurmBed, t
     assert "finished" in again.stderr
 
 
+@pytest.mark.long
 def test_a_stopped_script_is_requeued_and_told_to_go_on_from_its_checkpoint(bed: SlurmBed, tmp_path: Path) -> None:
     """S05: the script saves on SIGTERM in the grace time, exit 75; the same job resumes at the next step."""
     (tmp_path / "loop.py").write_text(LOOP)
