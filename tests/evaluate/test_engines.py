@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_models import bytes_tokenizer, plain_answers, save_model
+from saved_models import bytes_tokenizer, plain_answers, save_model
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.engines.engine import EngineSettings

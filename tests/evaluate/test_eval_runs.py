@@ -21,7 +21,7 @@ from evaluations import (
     start,
     write_benchmark,
 )
-from small_models import save_model
+from saved_models import save_model
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.asked import load_evaluation

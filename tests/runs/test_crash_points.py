@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_saves import Strace
 from saving_run import content, save
 
-from conftest import Strace
 from trainwright.runs import RunFolder, RunLock
 from trainwright.runs.checkpoints import CorruptCheckpoint, newest_valid, retain, verify
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import saving_run
+from faulty_saves import CHILD
 
-from conftest import CHILD
 from trainwright.errors import ExitCode, UserError
 from trainwright.runs import RunFolder, RunLock
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_saves import SmallDisk, Strace
 from saving_run import save
 
-from conftest import SmallDisk, Strace
 from trainwright.errors import ExitCode, UserError
 from trainwright.runs import RunFolder, free_bytes, require_free_space, retry_storage, storage
 from trainwright.runs.checkpoints import discard_staging, newest_valid, verify
