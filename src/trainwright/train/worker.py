@@ -21,7 +21,7 @@ from trainwright.train.assignment import Assignment
 from trainwright.train.balance import Balance
 from trainwright.train.console import environment_lines, model_lines, say
 from trainwright.train.data.dataset import TokenDataset
-from trainwright.train.data.packing import assert_no_leakage
+from trainwright.train.data.leakage import assert_no_leakage
 from trainwright.train.export import export_final_model
 from trainwright.train.heartbeat import Heartbeat
 from trainwright.train.loop import StepLoop

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainwright.errors import UserError
 from trainwright.job.schema import Job
-from trainwright.train.data.packing import IGNORED, assert_no_leakage, join_documents, pack
+from trainwright.train.data.leakage import assert_no_leakage
+from trainwright.train.data.packing import IGNORED, join_documents, pack
 from trainwright.train.data.tokenizer import train_tokenizer
 from trainwright.train.tasks.causal_lm import CausalLM
 

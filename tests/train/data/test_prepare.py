@@ -332,3 +332,12 @@ def test_control_characters_of_the_data_do_not_reach_the_terminal(make_run: Make
     done = subprocess.run([*COMMAND, str(run)], capture_output=True, timeout=120, env=os.environ | {"NO_COLOR": "1"})
     assert done.returncode == 0
     assert b"\x1b" not in done.stderr and "‮".encode() not in done.stderr
+
+
+def test_preparing_does_not_import_torch(make_run: MakeRun, questions: Path) -> None:
+    """It takes seconds of every start, and the ranks import it anyway."""
+    code = (
+        "import sys; from trainwright.train.prepare import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, make_run({"path": str(questions)})], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

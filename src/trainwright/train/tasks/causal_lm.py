@@ -12,10 +12,9 @@ each by itself: no token spans the border, where a generated answer could never 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from trainwright.errors import UserError
 from trainwright.job.schema import Job
@@ -26,6 +25,9 @@ from trainwright.train.tasks.chat import Piece, chat_pieces, read_messages
 from trainwright.train.tasks.padding import attention_mask, pad_right
 from trainwright.train.tasks.protocol import Sample
 from trainwright.train.tasks.token_loss import cross_entropy_sum
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CausalLM:

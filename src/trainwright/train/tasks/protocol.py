@@ -12,12 +12,14 @@ Three more are used where they are there:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
 from trainwright.train.data.problems import RowError
+
+if TYPE_CHECKING:
+    import torch
 
 Sample = dict[str, list[int]]
 """Named integer streams of one example, such as `input_ids` and `labels` (-100: not learned)."""

@@ -7,10 +7,9 @@ of them. Labels that are padding become -100, and a batch is padded to its own l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from trainwright.errors import UserError
 from trainwright.job.schema import Job
@@ -20,6 +19,9 @@ from trainwright.train.data.problems import RowError
 from trainwright.train.tasks.padding import attention_mask, pad_right
 from trainwright.train.tasks.protocol import Sample
 from trainwright.train.tasks.token_loss import cross_entropy_sum
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Seq2Seq:
@@ -117,7 +119,8 @@ def _decoder_input_ids(model: Any, labels: torch.Tensor, pad: int) -> torch.Tens
     inner = getattr(model, "module", model)  # DistributedDataParallel passes no attributes on
     own = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
     if own is not None:
-        shifted: torch.Tensor = own(labels=labels)
-        return shifted
-    start = torch.full_like(labels[:, :1], inner.config.decoder_start_token_id)
-    return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad)], dim=1)
+        made: torch.Tensor = own(labels=labels)
+        return made
+    shifted = labels.masked_fill(labels == IGNORED, pad).roll(1, dims=1)
+    shifted[:, 0] = inner.config.decoder_start_token_id
+    return shifted
