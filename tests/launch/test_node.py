@@ -19,7 +19,8 @@ LAUNCH = NodeLaunch(
     rendezvous_id="run-3-ab12",
     command=("-m", "trainwright.train.under_torchrun", "/runs/a b"),
     environment={"OMP_NUM_THREADS": "4"},
-    records="/runs/a b/logs/attempt_3",
+    run="/runs/a b",
+    attempt=3,
 )
 
 

@@ -113,6 +113,7 @@ def test_the_four_strategies_have_this_clusters_figures_and_the_guides_claims(bu
         assert f"--gres=gpu:{gres}, wait" in line
         assert "finished in" in line
     assert text.count("the guide claims:") == 4
+    assert "the guide's rule: queue no problem: 4x A100; want to start fast: 2x A100" in text
     reasons = text.split("Why in this order\n")[1].split("\n\n")[0].splitlines()
     assert len(reasons) == text.split("STRATEGY")[1].split("\n\n")[0].count("gpu:")
     assert all("starts " in reason for reason in reasons)

@@ -163,6 +163,7 @@ def test_a_job_for_any_gpus_plans_for_those_that_it_got_and_its_chain_goes_on(be
     ]
     assert "⚠️  WARNING: Mixed GPU types detected!" in said
     assert "│ 3     │ Tesla V100-SXM2-32GB  │ 32768 MiB" in said
+    assert "  Recommended: Request homogeneous GPUs\n  Example: #SBATCH --gres=gpu:a100:2\n" in said
     assert "resources.device=cpu leaves the GPUs idle" in said
     assert "Plan: 4 ranks, ddp, fp16" in said
     assert (run.run_dir / "launcher" / "job.sbatch").read_text() == script

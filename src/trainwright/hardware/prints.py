@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +16,11 @@ MIXED_WARNING: Final = "⚠️  WARNING: Mixed GPU types detected!"
 ZERO2_LINE: Final = "✅ Using ZeRO-2 (faster, sufficient for A100-40GB+)"
 V100_ZERO3_LINE: Final = "⚠️  V100 detected - Using ZeRO-3 for memory optimization"
 SMALL_ZERO3_LINE: Final = "⚠️  32GB GPU detected - Using ZeRO-3 for memory optimization"
+MIXED_RISKS: Final = (
+    "Training speed limited by slowest GPU",
+    "Potential communication problems",
+    "Memory imbalance between GPUs",
+)
 _RULE: Final = "=" * 40
 
 _DEVICE_COLUMNS: Final = (
@@ -48,6 +54,21 @@ def mixed_gpus_block(devices: Sequence[Device]) -> list[str]:
     rows = [("index", "name", "memory.total")]
     rows += [(str(device.index), device.name, _mib(device.memory_total_bytes)) for device in devices]
     return [MIXED_WARNING, *_boxed(rows)]
+
+
+def mixed_gpus_advice(types: Sequence[str | None]) -> list[str]:
+    """What a job with GPUs of these Slurm types is told where they differ, else nothing (S0-36).
+
+    The guide's script then waits 10 s for a Ctrl+C, which nobody presses in a batch job.
+    """
+    counts = Counter(types)
+    if len(counts) < 2:
+        return []
+    kind, number = counts.most_common(1)[0]
+    example = [f"  Example: #SBATCH --gres=gpu:{kind}:{number}"] if kind is not None else []
+    risks = [f"  - {risk}" for risk in MIXED_RISKS]
+    balance = "  resources.balance=auto gives each GPU a share by its measured speed"
+    return [*risks, "  Recommended: Request homogeneous GPUs", *example, balance]
 
 
 def strategy_line(strategy: str, devices: Sequence[Device]) -> str | None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ import psutil
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.launch.processes import COLLATERAL_GRACE_S, STOP_SIGNALS, Processes
+from trainwright.launch.sampling import Alerts, sampling
 from trainwright.launch.supervision import POLL_S, StopAsked
+from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.writing import read_json, write_json_atomic
 
@@ -34,8 +36,8 @@ class NodeLaunch:
     """What every node of one attempt is told.
 
     `address` and `port` are where node 0 holds torchrun's rendezvous, `rendezvous_id` is this attempt's own. `command`
-    is what torchrun starts in each rank, as a module (`-m`, name, ...) or a script. The folder `records` gets the log
-    of each node's torchrun and the exit statuses of its ranks.
+    is what torchrun starts in each rank, as a module (`-m`, name, ...) or a script. The folder of the attempt in the
+    run folder `run` gets the log of each node's torchrun and the exit statuses of its ranks.
     """
 
     nodes: int
@@ -45,7 +47,8 @@ class NodeLaunch:
     rendezvous_id: str
     command: tuple[str, ...]
     environment: dict[str, str]
-    records: str
+    run: str
+    attempt: int
 
     def write(self, path: Path) -> None:
         """Write the file that the nodes read."""
@@ -57,17 +60,22 @@ class NodeLaunch:
         content: dict[str, Any] = read_json(path)
         return cls(**content | {"command": tuple(content["command"])})
 
+    @property
+    def records(self) -> Path:
+        """Where this attempt's files are."""
+        return RunFolder(self.run).attempt_dir(self.attempt)
+
     def log(self, node_rank: int) -> Path:
         """Return the log of a node's torchrun."""
-        return Path(self.records) / f"node_{node_rank}.log"
+        return self.records / f"node_{node_rank}.log"
 
     def stop_file(self, node_rank: int) -> Path:
         """Return the file that asks a node to stop where no signal reaches it."""
-        return Path(self.records) / f"node_{node_rank}.stop"
+        return self.records / f"node_{node_rank}.stop"
 
     def record(self, node_rank: int) -> Path:
         """Return where the exit statuses of a node's failed ranks are written."""
-        return Path(self.records) / f"node_{node_rank}.json"
+        return self.records / f"node_{node_rank}.json"
 
 
 def torchrun_options(launch: NodeLaunch, node_rank: int, local_address: str) -> list[str]:
@@ -90,7 +98,10 @@ def torchrun_options(launch: NodeLaunch, node_rank: int, local_address: str) -> 
 
 
 def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
-    """Run this node's ranks to their end, and pass on to them what asks this process to stop."""
+    """Run this node's ranks to their end, sample the node, and pass on to the ranks what asks this process to stop.
+
+    The first node is sampled by whoever supervises the run, which goes on there.
+    """
     local_address = address_towards(launch.address)
     environment = launch.environment | _interface(local_address)
     # Slurm may ask several times for one stop, and sends SIGKILL where it means to end all by force.
@@ -102,12 +113,15 @@ def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
             options = [str(launch.record(node_rank)), *torchrun_options(launch, node_rank, local_address)]
             processes.start(AGENT, options, environment, launch.log(node_rank))
             asked: set[int] = set()
-            while processes.running:
-                if stop.times and not asked:
-                    _tell_others(launch, node_rank)
-                if stop.times or launch.stop_file(node_rank).exists():
-                    _ask_ranks(processes.children[0].pid, asked)
-                time.sleep(POLL_S)
+            with _sampling_further(launch, node_rank) as alerts:
+                while processes.running:
+                    if stop.times and not asked:
+                        _tell_others(launch, node_rank)
+                    if stop.times or launch.stop_file(node_rank).exists():
+                        _ask_ranks(processes.children[0].pid, asked)
+                    if alerts is not None:
+                        alerts.follow()
+                    time.sleep(POLL_S)
         finally:
             processes.kill()
     (code,) = processes.exit_codes()
@@ -116,6 +130,12 @@ def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
     # The other nodes, which srun ends as soon as this one ends, may still be writing down what they felt of it.
     time.sleep(COLLATERAL_GRACE_S)
     return ExitCode.FAILED
+
+
+def _sampling_further(launch: NodeLaunch, node_rank: int) -> AbstractContextManager[Alerts | None]:
+    if node_rank == 0:
+        return nullcontext()
+    return sampling(RunFolder(launch.run), launch.attempt, node=node_rank)
 
 
 def address_towards(address: str) -> str:

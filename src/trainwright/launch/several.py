@@ -143,7 +143,8 @@ def on_nodes(
             rendezvous_id=f"{folder.run_id[:12]}-{attempt}-{os.urandom(4).hex()}",
             command=command_of(folder, attempt),
             environment=told,
-            records=str(records),
+            run=str(folder.path.absolute()),
+            attempt=attempt,
         )
         file = records / "nodes.json"
         launch.write(file)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.inventory import Device
-from trainwright.hardware.prints import gpu_info_block, mixed_gpus_block, strategy_line
+from trainwright.hardware.prints import gpu_info_block, mixed_gpus_advice, mixed_gpus_block, strategy_line
 from trainwright.hardware.slurm.commands import run_slurm
 from trainwright.job.schema import Job
 from trainwright.launch.own_script.running import script_ranks
@@ -124,7 +124,8 @@ def plan_there(submission: Submission, allocation: Allocation) -> tuple[Job, Pla
     job = submission.job
     gpus = gpus_of(allocation)
     if gpus:
-        _say(*gpu_info_block(gpus), *mixed_gpus_block(gpus))
+        types = [kind for of_node in allocation.types for kind in of_node]
+        _say(*gpu_info_block(gpus), *mixed_gpus_block(gpus), *mixed_gpus_advice(types))
     inventory = inventory_of(allocation, job.resources.device)
     whole = len(allocation.nodes) > 1 or job.resources.gpus != "auto" or job.resources.ranks != "auto"
     made, plan = plan_on(job, submission.given, inventory, inventory.devices, may_leave_idle=not whole)

@@ -14,6 +14,11 @@ from trainwright.plan.slurm.ranking import Ranked, SlurmPlan, step_s
 NOW_S = 60
 """A wait up to this is told as none: the scheduler itself takes as long."""
 MOST_ROWS = 12
+GUIDES_RULE = (
+    "queue no problem: 4x A100; want to start fast: 2x A100; balance: 3x A100; only V100: 4x V100 with ZeRO-3; "
+    "perhaps mixed: flexible, expect slow"
+)
+"""S0-23; the order above is this cluster's answer to the same question."""
 
 
 def explain_requests(job: Job, plan: SlurmPlan) -> list[str]:
@@ -124,6 +129,7 @@ def _strategies(plan: SlurmPlan) -> Iterator[str]:
                 f"run {_run_text(ranked.planned)}, {finish} (number {place})"
             )
         yield f"    the guide claims: {strategy.claim}"
+    yield f"  the guide's rule: {GUIDES_RULE}"
 
 
 def _asking(best: Ranked) -> Iterator[str]:
