@@ -180,3 +180,25 @@ def _alive(bed: SlurmBed, run_dir: Path) -> list[str]:
         if any(word.startswith(str(run_dir)) for word in words):
             found.append(" ".join(words))
     return found
+
+
+def test_without_a_request_the_soonest_is_taken_and_a_sites_template_is_the_script(bed: SlurmBed, folder: Path) -> None:
+    """What `plan --slurm` puts first is asked for; a template without the place for the launch is refused."""
+    job = write_job(folder, "plain", task="causal-lm", task_options={}, resources={"device": "auto"})
+    ranked = json.loads(bed.trainwright("plan", str(job), "--slurm", "--json").stdout)["requests"]
+    site = folder / "site.sbatch"
+    site.write_text("#!/bin/bash\n{{ directives }}\nmodule load cuda\nset -euo pipefail\n{{ launch }}\n")
+    shown = bed.trainwright("submit", str(job), "--template", str(site), "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    for option in ranked[0]["request"]["options"]:
+        assert f"#SBATCH {option}\n" in shown.stdout
+    lines = shown.stdout.splitlines()
+    assert (lines[0], lines[-3], lines[-2]) == ("#!/bin/bash", "module load cuda", "set -euo pipefail")
+    assert lines[-1].startswith("exec ")
+    assert bed.run("sbatch", "--test-only", str(folder / "runs" / "plain" / "launcher" / "job.sbatch")).returncode == 0
+
+    site.write_text("#!/bin/bash\n{{ directives }}\n")
+    refused = bed.trainwright("submit", str(job), "name=other", "--template", str(site), "--dry-run")
+    assert refused.returncode == 2
+    assert "{{ launch }}" in refused.stderr
+    assert not (folder / "runs" / "other").exists()
