@@ -22,7 +22,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m "not long"
 
-# Whole lives of runs on a cluster or on several nodes, minutes each.
+# Further cases of what the others show, and whole lives of runs on a cluster: half an hour and more.
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m long
 

@@ -91,12 +91,14 @@ def test_full_training(name: str) -> None:
     assert_same(step_flops(describe(SMALL[name]), BATCH, kernel="eager"), counted(SMALL[name]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_full_training_with_checkpointing(name: str) -> None:
     ours = step_flops(describe(SMALL[name]), BATCH, kernel="eager", checkpointing=True)
     assert_same(ours, counted(SMALL[name], checkpointed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_lora_on_all_linears(name: str) -> None:
     """No gradient of frozen weights, none of the inputs of the first layer, both of the adapters."""
@@ -111,6 +113,7 @@ def test_lora_with_checkpointing(name: str) -> None:
     assert_same(ours, counted(SMALL[name], lambda model: checkpointed(prepare(model))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

@@ -64,7 +64,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(folder, made.stdout, made.stderr)
 
 
-@pytest.mark.slow
 def test_the_model_answers_after_a_stop_and_a_resume(demo: Demo) -> None:
     """Every figure that it prints is that of its answers, and its model is one that transformers loads."""
     folder, run_dir = demo.folder, demo.run_dir
@@ -100,7 +99,7 @@ def test_the_model_answers_after_a_stop_and_a_resume(demo: Demo) -> None:
     assert not processes_of(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_retrieval_is_what_the_model_answers_by_and_knowing_when_to_stop_pays(demo: Demo, tmp_path: Path) -> None:
     """Issue 6, T-19, S3-21, S3-43: near nothing without, more with each retrieval, the MDP above fixed:3 for less."""
     command = [sys.executable, str(BENCHMARKS / "retrieval_pays.py"), "--json", "--villages", "70"]
@@ -133,6 +132,7 @@ def assert_plain_transformers_answers(model_dir: Path) -> None:
     assert right >= 18
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_behind_and_a_second_demo_starts_anew(tmp_path: Path) -> None:
     """Also: the old run of the folder is kept aside, and its steps are not taken for those of the new one."""
     run_dir = tmp_path / "demo"

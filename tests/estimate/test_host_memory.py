@@ -61,7 +61,7 @@ def _anatomy(config: dict[str, Any]) -> Anatomy:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is told by Linux alone")
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_real_run_takes_what_was_predicted(tmp_path: Path, ranks: int) -> None:
     """S2-16, S2-35: rank 0 and the whole node, from start to the final model."""
     strategy = "single" if ranks == 1 else "ddp"

@@ -220,6 +220,7 @@ def accelerate_launch(folder: Path, accumulation: int, **variables: str) -> list
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.long
 def test_accelerate_starts_two_processes_on_the_cpu(tmp_path: Path) -> None:
     """S1-10: two processes that share one model; by MULTI_CPU accelerate would start one."""
     write_files(tmp_path, *planned("cpu", "ddp"))
@@ -230,6 +231,7 @@ def test_accelerate_starts_two_processes_on_the_cpu(tmp_path: Path) -> None:
         assert found["losses"][-1] < 0.7 * found["losses"][0]
 
 
+@pytest.mark.long
 def test_accelerate_shards_by_fsdp2_as_planned(tmp_path: Path) -> None:
     """S4-11: each process holds half of the weights, in the planned precision."""
     write_files(tmp_path, *planned("rtx-3090:2", "fsdp2"))
@@ -303,6 +305,7 @@ def test_launch_sh_trains_the_job_and_goes_on_where_it_was_stopped(tmp_path: Pat
     assert not list(tmp_path.rglob("pwned"))
 
 
+@pytest.mark.long
 def test_launch_sh_trains_across_nodes(tmp_path: Path, tiny_job: dict[str, Any]) -> None:
     """S4-49, S1-14: two torchruns that meet at an address, here of one machine, are one run of two ranks."""
     with_fewer_steps = tiny_job | {"train": tiny_job["train"] | {"num_train_epochs": 2.0}}

@@ -82,6 +82,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+@pytest.mark.long
 def test_the_example_trains_on_two_nodes_unchanged(hosts: TwoHosts, tmp_path: Path) -> None:
     """Done-when 6 under `--nodes`: one group of two processes, metrics in the run folder, the lines of torchrun."""
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from kill_trials import SAVE_EVERY_STEPS, STRATEGIES, Trials, weights_sha256
+from kill_trials import SAVE_EVERY_STEPS, Trials, weights_sha256
 from live_run import TINY_GPT2, LiveRun, ledger
 
 from trainwright.runs import RunFolder
 from trainwright.runs.checkpoints import newest_valid
 
-__all__ = ["SAVE_EVERY_STEPS", "STRATEGIES", "TINY_GPT2", "LiveRun", "Trials", "ledger"]
+__all__ = ["SAVE_EVERY_STEPS", "TINY_GPT2", "LiveRun", "Trials", "ledger"]
 
 WriteDropoutJob = Callable[..., Path]
 

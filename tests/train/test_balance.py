@@ -123,6 +123,7 @@ def test_the_split_follows_the_measured_speeds_and_the_losses_stay(equal: Comple
     assert manifest.state["rank_samples"] == first["after"]
 
 
+@pytest.mark.long
 def test_a_run_stopped_after_the_change_goes_on_with_the_same_split_to_the_same_bits(
     balanced: CompletedRun, job: Path, tmp_path: Path, run_train: RunTrain
 ) -> None:

@@ -205,6 +205,7 @@ def rebatched(chain: Chain, job: Path, run_train: RunTrain) -> CompletedRun:
     return run_train(job, "name=interrupted", "resources.ranks=2", "train.global_batch_size=16", *allow)
 
 
+@pytest.mark.long
 def test_another_global_batch_goes_on_by_samples_seen(rebatched: CompletedRun) -> None:
     """Contract `every sample once`: with consent the rest of each epoch is cut anew, and the rate follows samples."""
     assert rebatched.exit_code == 0, rebatched.stderr

@@ -107,6 +107,7 @@ def test_damaged_and_foreign_checkpoints_are_named_and_the_newest_whole_one_is_u
     assert_same_end(run.path, undisturbed)
 
 
+@pytest.mark.long
 def test_where_no_checkpoint_is_whole_only_fresh_starts_again(stopped: LiveRunFolder, undisturbed: Path) -> None:
     """C11, C12: exit 79 with each checkpoint and what is wrong with it; --fresh keeps the old folder aside."""
     folder, run = stopped
@@ -227,6 +228,7 @@ def test_too_little_room_is_refused_before_the_first_step(
     assert not ledger(run_dir)
 
 
+@pytest.mark.long
 def test_storage_that_fails_for_good_commits_nothing_and_one_that_fails_once_is_retried(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ def test_storage_that_fails_for_good_commits_nothing_and_one_that_fails_once_is_
     assert_same_end(run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_a_shard_that_one_rank_cannot_write_ends_all_and_commits_nothing(
     dropout_job: WriteDropoutJob, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from real_runs import TINY_LLAMA, CompletedRun, RunTrain, WriteJob
 
+pytestmark = pytest.mark.long
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k_sample.jsonl"
 
 

@@ -107,7 +107,7 @@ def test_a_merged_model_loads_in_transformers_and_equals_base_and_adapter(lora: 
     assert eval_loss(merged, lora) == pytest.approx(last_eval_loss(lora), abs=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
+@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.long)])
 def test_sharded_lora_with_recomputed_activations_learns_the_same(
     run_of: RunOf, lora: CompletedRun, strategy: str
 ) -> None:
@@ -136,6 +136,7 @@ def test_frozen_tensors_stay_as_they_are(frozen: CompletedRun, base_model: Path)
     assert frozen.losses[-1] < frozen.losses[0] - 1
 
 
+@pytest.mark.long
 def test_gradient_checkpointing_changes_no_loss(run_of: RunOf, frozen: CompletedRun) -> None:
     """S4: the same losses to 1e-6, here under DDP, with frozen parts before and after trained ones."""
     freeze = f"method.freeze=[{', '.join(repr(pattern) for pattern in FROZEN)}]"
@@ -149,6 +150,7 @@ def qlora(run_of: RunOf) -> CompletedRun:
     return done(run_of("qlora", "method.type=qlora", "method.r=8", "eval.every=3 steps"))
 
 
+@pytest.mark.long
 def test_qlora_learns_on_a_packed_base(qlora: CompletedRun, lora: CompletedRun) -> None:
     """4-bit nf4: the loss falls, starts off that of the unpacked base, and the adapter loads in peft."""
     from peft import AutoPeftModelForCausalLM
@@ -159,7 +161,9 @@ def test_qlora_learns_on_a_packed_base(qlora: CompletedRun, lora: CompletedRun) 
     assert eval_loss(model, qlora) == pytest.approx(last_eval_loss(qlora), abs=0.05)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+@pytest.mark.parametrize(
+    "strategy", ["zero3", pytest.param("ddp", marks=pytest.mark.long), pytest.param("fsdp2", marks=pytest.mark.long)]
+)
 def test_qlora_is_the_same_under_every_strategy(run_of: RunOf, qlora: CompletedRun, strategy: str) -> None:
     """To 1e-5, also with fewer evaluations: one must not change the packed weights for the training after it."""
     run = run_of(f"qlora-{strategy}", "method.type=qlora", "method.r=8", *ON_TWO, f"resources.strategy={strategy}")
@@ -225,7 +229,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["qwen2", pytest.param("gpt2", marks=pytest.mark.long)])
 def test_tied_embeddings_stay_tied_when_sharded(
     tmp_path: Path, write_job: WriteJob, run_train: RunTrain, architecture: str
 ) -> None:
@@ -262,6 +266,7 @@ def unmoved(model: Any, run: CompletedRun) -> set[str]:
     return {name for name, tensor in model.named_parameters() if torch.equal(first[name], tensor)}
 
 
+@pytest.mark.long
 def test_t5_learns_with_its_encoder_frozen(
     tmp_path: Path, question_file: Path, write_job: WriteJob, run_train: RunTrain
 ) -> None:

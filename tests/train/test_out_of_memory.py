@@ -53,6 +53,7 @@ def test_one_rank_that_runs_out_in_training_and_in_evaluation_is_followed_by_all
     assert "rank 1 failed:\nerror: out of memory in training: CUDA error: CUBLAS_STATUS_ALLOC_FAILED" in run.said
 
 
+@pytest.mark.long
 def test_where_a_single_sample_is_too_much_the_run_says_what_would_help_and_a_later_start_does_not_begin_again(
     trials: Trials,
 ) -> None:

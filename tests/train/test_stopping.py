@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from disturbed_runs import (
     LiveRun,
     WriteDropoutJob,
@@ -58,6 +59,7 @@ def test_a_run_stopped_in_every_way_goes_on_with_the_same_command(
         assert again.attempt == len(WAYS_TO_STOP) + 1
 
 
+@pytest.mark.long
 def test_a_stop_is_clean_in_every_phase_of_a_run(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
