@@ -172,7 +172,7 @@ def test_a_hundred_broken_files_of_each_kind(
         rng = random.Random(f"{mutation.__name__} {seed}")
         data, certain = mutation(rng, rng.choice(SOURCES))
         file.write_bytes(data)
-        began = time.perf_counter()
+        began_s = time.process_time()
         try:
             load_job("job.yaml")
         except UserError as error:
@@ -180,7 +180,7 @@ def test_a_hundred_broken_files_of_each_kind(
             assert_told(error, data, certain, seed)
         else:
             assert certain is None, f"seed {seed}: accepted, but must say {certain}\n{data.decode()}"
-        assert time.perf_counter() - began < 2, f"seed {seed}"
+        assert time.process_time() - began_s < 2, f"seed {seed}"
     assert refused >= 10
 
 
