@@ -79,6 +79,8 @@ class Course:
 
 MANY_ZEROS: Final = 10
 """A loss of exactly 0.0 so often in a row is no accident of rounding."""
+LEAST_FOR_GROWTH: Final = 8
+"""Growth shows itself in fewer records than swinging, as it is asked to be large."""
 LEAST_FOR_A_TREND: Final = 12
 GROWN: Final = 1.5
 """The end lies so many times above the best stretch (and by at least 0.5): the loss grows."""
@@ -96,7 +98,7 @@ def course_of(losses: Losses) -> Course | None:
     if losses.zeros_in_a_row >= MANY_ZEROS:
         text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
         return Course("loss-zero", text, losses.last[-1][1])
-    if len(losses.kept) < LEAST_FOR_A_TREND:
+    if len(losses.kept) < LEAST_FOR_GROWTH:
         return None
     values = [loss for loss, _ in losses.kept]
     window = max(4, len(values) // 8)
