@@ -19,6 +19,7 @@ from two_ranks import write_two_ranks
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.launch.by_hand import OneOfNodes, one_of_nodes
+from trainwright.runs.records import read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -108,6 +109,8 @@ def test_two_commands_train_as_one_group_restart_together_stop_together_and_go_o
     assert f"Resuming from checkpoint-{last}" in started.said(0)
     assert (started.run_dir / "final_model" / "model.safetensors").is_file()
     assert [row["step"] for row in ledger(started.run_dir)] == list(range(1, 241))
+    for samples in ("system.jsonl", "system-1.jsonl"):
+        assert {sample["attempt"] for sample in read(started.run_dir / samples)} == {1, 2, 3}, "each node is sampled"
 
 
 def ranks_of(command: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
