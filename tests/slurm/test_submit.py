@@ -202,3 +202,38 @@ def test_without_a_request_the_soonest_is_taken_and_a_sites_template_is_the_scri
     assert refused.returncode == 2
     assert "{{ launch }}" in refused.stderr
     assert not (folder / "runs" / "other").exists()
+
+
+TOLD = """
+import json, os, sys
+from pathlib import Path
+
+world_size, (out, *told) = int(os.environ["WORLD_SIZE"]), sys.argv[1:]
+Path(out, f"told_{os.environ['RANK']}.json").write_text(json.dumps([world_size, *map(int, told)]))
+"""
+
+
+def test_a_script_on_any_gpus_is_planned_for_those_that_the_job_got(bed: SlurmBed, folder: Path) -> None:
+    """S0-32, T-02: what its placeholders stand for is known inside the job alone, and keeps the global batch."""
+    (folder / "told.py").write_text(TOLD)
+    told = ["{output_dir}", "{micro_batch_size}", "{gradient_accumulation_steps}"]
+    job = {
+        "name": "told",
+        "script": ["python", "told.py", *told],
+        "launcher": "torchrun",
+        "model": {"name": "Qwen/Qwen2.5-0.5B"},
+        "train": {"global_batch_size": 32},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+    done = bed.trainwright("submit", "job.yaml", "--gres", "gpu:4", "--constraint", "mixed", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    run = SubmittedRun(bed, folder / "job.yaml", done.stdout.split()[0], folder / "outputs" / "told")
+    run.finish()
+    assert "⚠️  WARNING: Mixed GPU types detected!" in run.said
+    assert "(one process a GPU on 2 x NVIDIA A100-SXM4-80GB; " in run.said, "equal shares would wait for the V100"
+    ranks = json.loads((run.run_dir / "plan.json").read_text())["layout"]["ranks"]
+    assert f"Plan: {ranks} ranks, " in run.said
+    for rank in range(ranks):
+        world_size, micro_batch, accumulation = json.loads((run.run_dir / "output" / f"told_{rank}.json").read_text())
+        assert world_size == ranks
+        assert micro_batch * accumulation * ranks == 32

@@ -67,8 +67,7 @@ def mixed_gpus_advice(types: Sequence[str | None]) -> list[str]:
     kind, number = counts.most_common(1)[0]
     example = [f"  Example: #SBATCH --gres=gpu:{kind}:{number}"] if kind is not None else []
     risks = [f"  - {risk}" for risk in MIXED_RISKS]
-    balance = "  resources.balance=auto gives each GPU a share by its measured speed"
-    return [*risks, "  Recommended: Request homogeneous GPUs", *example, balance]
+    return [*risks, "  Recommended: Request homogeneous GPUs", *example]
 
 
 def strategy_line(strategy: str, devices: Sequence[Device]) -> str | None:
