@@ -292,6 +292,11 @@ class ResourcesSection(Section):
     """Give GPUs of different speed parts of a step that take them as long as each other; `off` gives equal parts."""
     host_memory_free_gib: Annotated[float, Field(ge=0)] = 2.0
     """Host memory that stays free."""
+    hang_timeout_s: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds that ranks may stay in one section of a step (data, forward, ...) before the run counts as hanging: it
+    keeps all stacks, names the rank at fault, and restarts, or ends with exit status 76. Six times as long for the
+    first step, a save and each pass of an evaluation, an hour for the start, and never less than three times what the
+    section usually takes. 0 waits for ever."""
 
 
 class AlertsSection(Section):

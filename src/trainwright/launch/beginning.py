@@ -61,7 +61,7 @@ def make_ready(
             tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
             return ExitCode.DONE
         choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
-        return Ready(remembered.layout, contract, choose(), choose)
+        return Ready(remembered.layout, contract, choose(), choose, job.resources.hang_timeout_s)
 
 
 def make_ready_with_less_memory(
@@ -101,7 +101,7 @@ def make_ready_with_less_memory(
     write_run_files(folder, job, plan)
     contract = contract_of(job, change.layout, plan["learning_rate"], read_json(folder.prepared_json))
     choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
-    return Ready(change.layout, contract, choose(), choose)
+    return Ready(change.layout, contract, choose(), choose, job.resources.hang_timeout_s)
 
 
 def write_run_files(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.launch.hangs.evidence import answer_other_machine
 from trainwright.launch.processes import COLLATERAL_GRACE_S, STOP_SIGNALS, Processes
 from trainwright.launch.sampling import Alerts, sampling
 from trainwright.launch.supervision import POLL_S, StopAsked
@@ -106,6 +107,7 @@ def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
     environment = launch.environment | _interface(local_address)
     # Slurm may ask several times for one stop, and sends SIGKILL where it means to end all by force.
     stop, processes = StopAsked(most=1), Processes()
+    folder = RunFolder(launch.run)
     with stop.listening():
         # Blocked since before this process began, where the launcher of the first node started it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -113,8 +115,10 @@ def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
             options = [str(launch.record(node_rank)), *torchrun_options(launch, node_rank, local_address)]
             processes.start(AGENT, options, environment, launch.log(node_rank))
             asked: set[int] = set()
+            answered_ns = 0
             with _sampling_further(launch, node_rank) as alerts:
                 while processes.running:
+                    answered_ns = answer_other_machine(folder, launch.attempt, answered_ns)
                     if stop.times and not asked:
                         _tell_others(launch, node_rank)
                     if stop.times or launch.stop_file(node_rank).exists():

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 from trainwright.errors import ExitCode
 from trainwright.hardware.host import kernel_kills
 from trainwright.launch.failures import Failure, cause_of
+from trainwright.launch.hangs.ending import Hangs, failure_of, say_hang
+from trainwright.launch.hangs.fault import Hang
 from trainwright.launch.processes import STOP_SIGNALS, Processes
 from trainwright.launch.resume import Start
 from trainwright.launch.sampling import sampling
@@ -53,12 +55,16 @@ class StopAsked:
 
 @dataclass(frozen=True)
 class Ready:
-    """A run whose ranks can start: how, under which contract, where from, and how to choose that after a restart."""
+    """A run whose ranks can start: how, under which contract, where from, and how to choose that after a restart.
+
+    `hang_timeout_s` is how long a rank may stay in a section of a step; 0 where the ranks tell no sections.
+    """
 
     layout: Layout
     contract: Mapping[str, Any]
     start: Start
     choose: Callable[[], Start]
+    hang_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def run_attempts(
     max_restarts: int,
     start_ranks: StartRanks,
 ) -> ExitCode:
-    """Run attempts until one ends; one that a signal ended goes on from the newest checkpoint.
+    """Run attempts until one ends; one that a signal ended, or that hung, goes on from the newest checkpoint.
 
     Restarts are counted since the last newly committed checkpoint, so that a run that gets on is never given up and
     one that does not is not repeated for ever. One whose memory ran out goes on as `with_less_memory` says of its cause
@@ -92,12 +98,12 @@ def run_attempts(
     start = ready.start
     while True:
         attempt = open_attempt(folder, ready.contract, start)
-        end = _run_attempt(folder, ready.layout, attempt, stop, start_ranks)
+        end = _run_attempt(folder, ready, attempt, stop, start_ranks)
         cause = end.cause
         if cause is None or stop.times:
             return end.code
         ran_out = cause.out_of_memory_in is not None or (cause.killed_by_kernel and kernel_killed)
-        if not ran_out and not cause.killed:
+        if not ran_out and not cause.killed and end.code is not ExitCode.HANG:
             return end.code
         folder.require_fence(attempt)
         if ran_out:
@@ -156,10 +162,11 @@ def start_here(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
     return processes
 
 
-def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAsked, start_ranks: StartRanks) -> End:
+def _run_attempt(folder: RunFolder, ready: Ready, attempt: int, stop: StopAsked, start_ranks: StartRanks) -> End:
     """Run one attempt to its end."""
     kills_before = kernel_kills()
-    processes = start_ranks(folder, layout, attempt)
+    processes = start_ranks(folder, ready.layout, attempt)
+    hangs, hang = Hangs(folder, attempt, ready.layout.ranks, ready.hang_timeout_s), None
     try:
         passed_on = 0
         with sampling(folder, attempt) as alerts, RankOutput(folder.rank_log(attempt, 0)) as output:
@@ -170,6 +177,8 @@ def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAske
                     processes.ask_to_stop()
                 output.follow()
                 alerts.follow()
+                if (hang := hangs.found(processes.exit_codes())) is not None:
+                    break
                 time.sleep(POLL_S)
             if processes.failed:
                 processes.wait_for_collateral()
@@ -177,7 +186,18 @@ def _run_attempt(folder: RunFolder, layout: Layout, attempt: int, stop: StopAske
         processes.kill()
         with suppress(OSError):  # on a disk that fails, what they left half written stays for the next start
             folder.sweep(ended=attempt)
+    if hang is not None:
+        return _hung(folder, attempt, hang)
     return _outcome(folder, processes, attempt, stop, kernel_kills() - kills_before)
+
+
+def _hung(folder: RunFolder, attempt: int, hang: Hang) -> End:
+    say_hang(folder, attempt, hang)
+    code = ExitCode.HANG
+    event = {"event": "failed", "attempt": attempt, "rank": hang.rank, "exit_code": int(code), "text": hang.why}
+    with suppress(OSError):
+        append(folder.events_jsonl, event | {"hang": hang.kind})
+    return End(code, failure_of(hang))
 
 
 def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAsked, kills: int) -> End:
@@ -227,6 +247,8 @@ def rank_environment(layout: Layout, ranks_here: int, attempt: int) -> dict[str,
         "OMP_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # Which collectives each rank took part in last, kept in memory; asked for when the run stands still.
+        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "2000"),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

@@ -148,6 +148,26 @@ class RunFolder:
         """Return the alerts that the sampler of one node gave."""
         return self.path / ("alerts.jsonl" if node == 0 else f"alerts-{node}.jsonl")
 
+    def stack_file(self, attempt: int, rank: int) -> Path:
+        """Return where a rank writes the stacks of its threads when it gets SIGUSR1."""
+        return self.attempt_dir(attempt) / f"stack_rank_{rank}.txt"
+
+    def flight_record(self, attempt: int, rank: int) -> Path:
+        """Return where a rank writes which collectives it took part in, once `dump_request` is there."""
+        return self.attempt_dir(attempt) / f"fr_rank_{rank}.json"
+
+    def process_json(self, attempt: int, rank: int) -> Path:
+        """Return what the kernel says of a rank's process and its children, as read on the rank's own machine."""
+        return self.attempt_dir(attempt) / f"process_rank_{rank}.json"
+
+    def dump_request(self, attempt: int) -> Path:
+        """Return the file that asks the ranks of an attempt where they stand; each time it is written anew."""
+        return self.attempt_dir(attempt) / "dump_request.json"
+
+    def hang_json(self, attempt: int) -> Path:
+        """Return what was found when an attempt stood still."""
+        return self.attempt_dir(attempt) / "hang.json"
+
     def script_json(self, attempt: int) -> Path:
         """Return where the command of a user's own script stands, as one attempt runs it."""
         return self.attempt_dir(attempt) / "script.json"

@@ -14,9 +14,11 @@ import traceback
 import warnings
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.out_of_memory import OutOfMemoryError
+from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.storage import storage_errno
 from trainwright.train.stopping import StopRequest
@@ -29,7 +31,8 @@ def main() -> int:
     stop = StopRequest()
     stop.listen()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    stacks = _open_stack_file()
+    faulthandler.register(signal.SIGUSR1, stacks or sys.stderr)
     sys.excepthook = _end
     # The frameworks warn of their own internals on every start; none of it is for the user.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers")
@@ -38,6 +41,17 @@ def main() -> int:
     from trainwright.train.worker import run_rank
 
     return run_rank(Path(sys.argv[1]), stop)
+
+
+def _open_stack_file() -> BinaryIO | None:
+    """Return the file that SIGUSR1 fills; forked children (workers of a DataLoader) have it too. None: no room for it.
+
+    The handler is C and needs no lock of the interpreter, so that it speaks for a rank that holds one for ever.
+    """
+    folder, attempt = RunFolder(sys.argv[1]), int(os.environ["TRAINWRIGHT_ATTEMPT"])
+    with contextlib.suppress(OSError):
+        return folder.stack_file(attempt, int(os.environ["RANK"])).open("ab", buffering=0)
+    return None
 
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -14,6 +14,7 @@ from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.feeding import Feed, Samples
 from trainwright.train.precision import autocast
 from trainwright.train.ranks import Ranks
+from trainwright.train.sections import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks.protocol import Task
@@ -41,6 +42,7 @@ def evaluate(
     ranks: Ranks,
     assignment: Assignment,
     stop: StopRequest,
+    sections: Sections,
     *,
     limit: int | None,
 ) -> Evaluation | None:
@@ -54,6 +56,7 @@ def evaluate(
         (), dtype=torch.float32 if ranks.device.type == "mps" else torch.float64, device=ranks.device
     )
     for index, loss in enumerate(_losses(strategy, task, data, ranks, assignment, fed)):
+        sections.gets_on()
         if len(parts[index]):
             loss_sum += loss.double() if loss_sum.dtype == torch.float64 else loss
         if (index + 1) % STOP_CHECK_PASSES == 0 and ranks.sum([float(stop.requested)])[0] > 0:

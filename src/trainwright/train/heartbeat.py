@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,9 @@ class Heartbeat:
 
     def __init__(self, folder: RunFolder, assignment: Assignment, device: torch.device, sections: Sections) -> None:
         self._path = folder.rank_json(assignment.rank)
+        self._dump_request = folder.dump_request(assignment.attempt)
+        self._flight_record = folder.flight_record(assignment.attempt, assignment.rank)
+        self._answered_ns: int | None = None
         self._device, self._sections = device, sections
         self._fixed = {
             "schema_version": 1,
@@ -61,8 +65,18 @@ class Heartbeat:
     def _beat(self) -> None:
         while True:
             self._write()
+            self._answer()
             if self._stop.wait(PERIOD_S):
                 return
+
+    def _answer(self) -> None:
+        """Write down this rank's collectives where the launcher or the doctor asks for them, each time that it does."""
+        with suppress(OSError):
+            asked_ns = self._dump_request.stat().st_mtime_ns
+            if asked_ns != self._answered_ns:
+                self._answered_ns = asked_ns
+                record = {"rank": self._fixed["rank"], **_flight_record(self._device)}
+                self._replace(self._flight_record, record)
 
     def _write(self) -> None:
         sections = self._sections
@@ -75,12 +89,28 @@ class Heartbeat:
             "section": sections.now,
             "section_since_s": sections.since_s,
             "sections_s_total": {name: round(seconds, 6) for name, seconds in sections.seconds.items()},
+            "sections_p99_s": {name: round(seconds, 6) for name, seconds in sections.usual_longest_s().items()},
             **_memory(self._device),
         }
-        draft = self._path.with_suffix(".tmp")
         with suppress(OSError):
-            draft.write_text(json.dumps(record, separators=(",", ":")) + "\n")
-            draft.replace(self._path)
+            self._replace(self._path, record)
+
+    @staticmethod
+    def _replace(path: Path, record: dict[str, Any]) -> None:
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+        draft.replace(path)
+
+
+def _flight_record(device: torch.device) -> dict[str, Any]:
+    """Return the last collectives that this process took part in: torch's flight recorder, of NCCL or of gloo.
+
+    It holds the last TORCH_FR_BUFFER_SIZE of them; torch 2.13 records gloo's too.
+    """
+    import torch._C._distributed_c10d as c10d
+
+    dump = getattr(c10d, "_dump_nccl_trace_json" if device.type == "cuda" else "_dump_fr_trace_json", None)
+    return {"entries": []} if dump is None else dict(json.loads(dump()))
 
 
 def _memory(device: torch.device) -> dict[str, Any]:

@@ -174,6 +174,7 @@ class StepLoop:
                 self.ranks,
                 self.assignment,
                 self.stop,
+                self.sections,
                 limit=self.job.eval.limit,
             )
         if outcome is None:

@@ -17,7 +17,10 @@ import torch.distributed as dist
 
 from trainwright.errors import ExitCode, UserError
 
-COLLECTIVE_TIMEOUT_S = 1800
+COLLECTIVE_TIMEOUT_S = 7200
+"""Longer than a rank may wait for others that start or save: the launcher, which knows sections, judges first."""
+LONGEST_SECTIONS = 12
+"""In time-outs of the job; the launcher allows half as many."""
 MEETING_TIMEOUT_S = 300
 
 
@@ -62,7 +65,9 @@ class Ranks:
             self.sum([0.0])
 
 
-def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file: Path) -> Ranks:
+def open_group(
+    *, rank: int, world_size: int, device: torch.device, meeting_file: Path, hang_timeout_s: float = 0.0
+) -> Ranks:
     """Join the process group: NCCL between GPUs, gloo between CPU processes; alone there is none.
 
     `meeting_file` belongs to one attempt and says where the ranks meet. Unless torchrun's store is named there already,
@@ -89,7 +94,7 @@ def open_group(*, rank: int, world_size: int, device: torch.device, meeting_file
         store=dist.PrefixStore(meeting_file.parent.name, store),
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        timeout=datetime.timedelta(seconds=max(COLLECTIVE_TIMEOUT_S, LONGEST_SECTIONS * hang_timeout_s)),
         device_id=device if device.type == "cuda" else None,
     )
     return Ranks(rank, world_size, device)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+STAYS_KEPT = 1000
+"""Of each section, for the longest usual stay; a deque of them costs a step nothing that could be measured."""
 SECTIONS = ("start", "data", "forward", "backward", "communication", "optimizer", "eval", "save", "other", "end")
 """`communication` is what the backward pass did not hide, and the agreement of ranks on each step; under sharding,
 parameters are also gathered within forward and backward. `other` is everything between steps."""
@@ -29,7 +31,9 @@ class Sections:
         self.now = "start"
         self.since_s = time.time()
         self.step, self.total_steps, self.steps_done = 0, 0, 0
+        self._stays_s: dict[str, deque[float]] = {name: deque(maxlen=STAYS_KEPT) for name in SECTIONS}
         self._mark = self._moment()
+        self._entered_s = time.perf_counter()
         self._pending: deque[tuple[str, Any, Any]] = deque()
 
     def enter(self, section: str) -> None:
@@ -40,7 +44,12 @@ class Sections:
             self._pending.append((self.now, self._mark, mark))
         else:
             self.seconds[self.now] += mark - self._mark
-        self._mark, self.now, self.since_s = mark, section, time.time()
+        self._note_stay()
+        self._mark, self.now = mark, section
+
+    def gets_on(self) -> None:
+        """Say that a section of many parts, such as an evaluation, is at the next of them and does not stand still."""
+        self._note_stay()
 
     @contextmanager
     def within(self, section: str) -> Iterator[None]:
@@ -59,6 +68,14 @@ class Sections:
         engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
         loss.register_hook(lambda _: engine.queue_callback(lambda: self.enter("communication")))
 
+    def usual_longest_s(self) -> dict[str, float]:
+        """Return the 99th percentile of the host's latest stays in each section that it has been in.
+
+        Of the host even on CUDA: whether a rank hangs is a question of where its program stands.
+        """
+        stays_s = {name: sorted(stays.copy()) for name, stays in self._stays_s.items() if stays}
+        return {name: stays[(99 * len(stays) - 1) // 100] for name, stays in stays_s.items()}
+
     def did_step(self, step: int) -> None:
         """Note that a step is done."""
         self.step = step
@@ -70,6 +87,11 @@ class Sections:
         while self._pending and self._pending[0][2].query():
             section, began, ended = self._pending.popleft()
             self.seconds[section] += began.elapsed_time(ended) / 1000
+
+    def _note_stay(self) -> None:
+        entered_s = time.perf_counter()
+        self._stays_s[self.now].append(entered_s - self._entered_s)
+        self._entered_s, self.since_s = entered_s, time.time()
 
     def _moment(self) -> Any:
         if not self._on_cuda:

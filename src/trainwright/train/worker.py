@@ -57,6 +57,7 @@ def run_rank(run_dir: Path, stop: StopRequest) -> ExitCode:
         world_size=assignment.world_size,
         device=device,
         meeting_file=folder.attempt_dir(assignment.attempt) / "meeting.json",
+        hang_timeout_s=job.resources.hang_timeout_s,
     )
     sections = Sections(device)
     try:

@@ -1,0 +1,1 @@
+"""A run that stands still: noticed by its ranks' heartbeats, looked into before it is ended, one rank named."""
