@@ -22,8 +22,8 @@ FOREVER_S = 10_000
 class Hanging(CausalLM):
     """causal-lm in which one rank, from its `step`-th training pass on, does what `fault` says.
 
-    `pass_s` is what every pass takes besides; `slow_s` what it, or an evaluation's, takes once for `slow-step` and
-    `slow-eval`.
+    `pass_s` is what every pass takes besides; `slow_s` what is slow takes for `slow-step`, `slow-eval` (each pass) and
+    `slow-save`. `once`: in the first attempt alone.
     """
 
     def __init__(
@@ -36,11 +36,16 @@ class Hanging(CausalLM):
         rank: int = 1,
         pass_s: float = 0.0,
         slow_s: float = 0.0,
+        once: bool = False,
     ) -> None:
         super().__init__(job, tokenizer)
         self._fault, self._step, self._is_at_fault = fault, step, os.environ.get("RANK") == str(rank)
+        if once and os.environ.get("TRAINWRIGHT_ATTEMPT") != "1":
+            self._fault = "none"
         self._pass_s, self._slow_s = pass_s, slow_s
         self._passes = self._batches = 0
+        if fault == "slow-save" and self._is_at_fault:
+            self._slow_down_saves()
 
     def collate(self, samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Return the batch, from the worker process of a DataLoader that gets stuck for `stuck-worker`."""
@@ -71,6 +76,18 @@ class Hanging(CausalLM):
             ctypes.PyDLL(None).sleep(FOREVER_S)  # PyDLL keeps the interpreter's lock
         elif self._fault == "slow-step":
             time.sleep(self._slow_s)
+
+    def _slow_down_saves(self) -> None:
+        """Have each rank's part of a checkpoint take `slow_s` longer, as on a busy file system."""
+        from trainwright.train import saving
+
+        seal_file = saving.seal_file
+
+        def slowly(*arguments: Any, **named: Any) -> Any:
+            time.sleep(self._slow_s)
+            return seal_file(*arguments, **named)
+
+        saving.seal_file = slowly  # type: ignore[assignment]
 
     def _talk(self, device: torch.device) -> None:
         """Speak with the other ranks, as a task does that normalises over them: three times a pass, then once."""

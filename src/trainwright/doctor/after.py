@@ -13,13 +13,14 @@ from trainwright.doctor.collectives import Collectives, Missing
 from trainwright.doctor.device_memory import kind_of
 from trainwright.doctor.finding import HEALTHY, UNDETERMINED, Confidence, Diagnosis, Evidence, Finding
 from trainwright.doctor.fixes import fixes_of, run_fields, title_of
-from trainwright.doctor.inputs import Inputs, gather, last_failure
+from trainwright.doctor.inputs import Inputs, gather, last_failure, stored
 from trainwright.doctor.lines import shown
-from trainwright.doctor.live import standing
+from trainwright.doctor.live import Standing, standing
 from trainwright.doctor.losses import Losses, course_of
 from trainwright.doctor.resolve import Resolved, resolve
 from trainwright.doctor.samples import Seen, failures_in, read_samples, slowness_in
 from trainwright.doctor.scan import Scan, Sighting, scan_lines, scan_log
+from trainwright.launch.hangs.fault import Hang
 from trainwright.runs import records
 
 MOST_SHOWN: Final = 6
@@ -70,6 +71,9 @@ class _Diagnosing:
             self._collectives.add_stack(path, name)
 
     def diagnosis(self) -> Diagnosis:
+        now = None if self._inputs.run is None else standing(self._inputs.run)
+        if (hung := self._stands_still(now)) is not None:
+            return Diagnosis(finding=hung)
         resolved = resolve(self._scans)
         asides = tuple(self._seen_in_log(sighting) for sighting in resolved.asides)
         if (finding := self._ended(resolved)) is not None:
@@ -79,7 +83,8 @@ class _Diagnosing:
         went_badly = [*self._courses(), *self._slowness()]
         if went_badly:
             return Diagnosis(finding=went_badly[0], asides=(*went_badly[1:], *asides))
-        if (going := self._under_way()) is not None:
+        if now is not None:
+            going = Finding(cause=HEALTHY, title="nothing is wrong", evidence=(Evidence("ranks", now.text),))
             return Diagnosis(finding=going, asides=asides)
         if (ended := self._came_to_its_end()) is not None:
             return Diagnosis(finding=Finding(cause=HEALTHY, title="nothing is wrong", evidence=(ended,)), asides=asides)
@@ -203,16 +208,21 @@ class _Diagnosing:
         for seen in slowness_in(self._samples) if self._samples else ():
             yield self._seen(seen, "likely")
 
-    def _under_way(self) -> Finding | None:
-        """Return how a run that is not over does: well, or which rank holds it up."""
-        now = None if self._inputs.run is None else standing(self._inputs.run)
-        if now is None:
+    def _stands_still(self, now: Standing | None) -> Finding | None:
+        """Return what holds up a run that stands still now, or what its launcher found before it ended such a one."""
+        hang, place, fields = None, "", {}
+        if now is not None and now.hang is not None:
+            hang, place = now.hang, "ranks"
+            fields = {} if now.pid is None else {"pid": str(now.pid)}
+        elif self._inputs.hang is not None and self._failed is not None and "hang" in self._failed[1]:
+            found = stored(self._inputs.hang)
+            hang, place = (Hang.from_json(found) if found else None), self._inputs.hang.name
+        if hang is None:
             return None
-        evidence = (Evidence("ranks", now.text),)
-        if not now.hangs:
-            return Finding(cause=HEALTHY, title="nothing is wrong", evidence=evidence)
-        fields = {} if now.pid is None else {"pid": str(now.pid)}
-        return self._finding("hang", evidence, fields, "likely", now.rank)
+        if hang.ranks:
+            fields["who"] = "rank " + ", ".join(map(str, hang.ranks))
+        evidence = [Evidence(place, shown(line)) for line in (hang.why, *hang.shown)]
+        return self._finding(hang.kind, evidence, fields, "certain" if hang.ranks else "likely", hang.rank)
 
     def _came_to_its_end(self) -> Evidence | None:
         """Return what shows that the run finished, or stopped when asked to and saved; None where nothing does."""

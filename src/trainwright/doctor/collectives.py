@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainwright.doctor.finding import Evidence
 from trainwright.doctor.lines import first_lines, lines_of, shown
+from trainwright.launch.hangs.flight import read_flight_record
+from trainwright.launch.hangs.stacks import is_stack_head, main_thread, threads_in
 
 LARGEST_RECORD_BYTES: Final = 64 * 2**20
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,5})|_(\d{1,5})(?:\.json)?$")
@@ -21,9 +22,6 @@ _STATUS: Final = re.compile(
     r"Rank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: "
     r"(?P<completed>-?\d+)"
 )
-_STACK_HEAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\)")
-_STACK_FRAME: Final = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
-_LIBRARY_FRAME: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|<frozen")
 
 
 @dataclass
@@ -59,7 +57,7 @@ def is_flight_record(path: Path) -> bool:
 def is_stack(path: Path) -> bool:
     """Say whether a file is nothing but stacks, as faulthandler writes them."""
     lines = [line for line in first_lines(path, 3) if line.strip()]
-    return bool(lines) and _STACK_HEAD.match(lines[0]) is not None
+    return bool(lines) and is_stack_head(lines[0])
 
 
 class Collectives:
@@ -90,18 +88,15 @@ class Collectives:
 
     def add_flight_record(self, path: Path, name: str) -> None:
         """Take one rank's flight recorder."""
-        try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
-            entries = [entry for entry in record["entries"] if not entry.get("is_p2p")]
-            last = max(entries, key=lambda entry: int(entry["collective_seq_id"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        record = read_flight_record(path)
+        if record is None or record.last is None:
             return
-        found = record.get("rank", _rank_in(path.name))
-        if not isinstance(found, int):
+        found = _rank_in(path.name) if record.rank is None else record.rank
+        if found is None:
             return
         state = self._of(found)
-        state.enqueued = int(last["collective_seq_id"])
-        state.kind = f"{last.get('profiling_name')} {last.get('input_sizes')}"
+        state.enqueued = record.last.number
+        state.kind = str(record.last)
         self._recorded = True
         state.evidence.append(Evidence(name, f"rank {found} last entered collective {state.enqueued} ({state.kind})"))
 
@@ -110,20 +105,9 @@ class Collectives:
         rank = _rank_in(path.name)
         if rank is None:
             return
-        stack: list[str] = []
-        own: str | None = None
-        for _, raw in lines_of(path):
-            line = raw.decode("utf-8", "replace")
-            if _STACK_HEAD.match(line):
-                stack, own = [], None
-            elif frame := _STACK_FRAME.match(line):
-                said = f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
-                stack.append(said)
-                if own is None and not _LIBRARY_FRAME.search(frame["file"]):
-                    own = said
-                if frame["function"] == "<module>" and own is not None:
-                    inner = "" if stack[0] == own else f" (in {stack[0]})"
-                    self._of(rank).stands_at = shown(f"{own}{inner}")
+        main = main_thread(threads_in(line.decode("utf-8", "replace") for _, line in lines_of(path)))
+        if main is not None:
+            self._of(rank).stands_at = shown(main.stands_at)
 
     def missing(self, world_size: int | None) -> Missing | None:
         """Return who was behind the others; None where all are alike, or nothing is known."""

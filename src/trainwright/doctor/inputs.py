@@ -28,6 +28,8 @@ class Inputs:
     metrics: list[Path] = field(default_factory=list)
     samples: list[Path] = field(default_factory=list)
     events: list[Path] = field(default_factory=list)
+    hang: Path | None = None
+    """What the launcher found in the last attempt, if that stood still."""
     run: RunFolder | None = None
 
     @property
@@ -77,7 +79,11 @@ def _add_run(inputs: Inputs, folder: RunFolder) -> None:
     inputs.run = folder
     attempts = sorted(folder.logs_dir.glob("attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
     if attempts:
+        hang = attempts[-1] / "hang.json"
+        inputs.hang = hang if hang.is_file() else None
         for path in sorted(attempts[-1].glob("*")):
+            if path.suffix == ".txt" and not path.stat().st_size:
+                continue  # stacks that nobody asked for
             if path.suffix in (".log", ".txt") or path.name.startswith(("fr_", "flight")):
                 _add(inputs, path, f"{attempts[-1].name}/{path.name}")
     prepare = folder.logs_dir / "prepare.log"

@@ -1,54 +1,101 @@
-"""A run that is still going: does it get on, and if not, which rank keeps the others waiting."""
+"""A run that is still going: how it does, and if it stands still, which rank keeps the others waiting."""
 
 from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
-import psutil
-
 from trainwright.doctor.inputs import stored
+from trainwright.job.schema import ResourcesSection
+from trainwright.launch.hangs.evidence import look
+from trainwright.launch.hangs.fault import Hang, find_fault
+from trainwright.launch.hangs.places import Place, heartbeats, limit_s
+from trainwright.launch.hangs.watching import stands_still
+from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
 
-QUIET_S: Final = 60.0
-STEPS_QUIET: Final = 10.0
-"""Of usual step times; a save or an evaluation takes a few, a run that does not get on at all takes more."""
-_WAITING: Final = ("communication",)
+PATIENCE: Final = 0.1
+"""Who asks is told after this share of the time-out that the launcher waits before it ends a run: a minute of ten."""
+RECENT_STEPS: Final = 20
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run that goes on is: whether it stands still, the rank that holds it up, and what shows it."""
+    """How a run does; `hang` is what holds it up, with the pid of the rank at fault, if it stands still."""
 
-    hangs: bool
     text: str
-    rank: int | None = None
+    hang: Hang | None = None
     pid: int | None = None
 
 
 def standing(folder: RunFolder) -> Standing | None:
-    """Return how a run under way is doing; None where no launcher holds it."""
+    """Return how a run under way is doing; None where no launcher holds it.
+
+    Where it seems to stand still, the ranks are asked for their stacks and collectives, which harms nothing.
+    """
     if not _is_held(folder.lock_file):
         return None
-    ranks = sorted(_ranks(folder.path), key=lambda rank: int(rank["rank"]))
-    for rank in ranks:
-        if _state(rank) == psutil.STATUS_STOPPED:
-            text = f"rank {rank['rank']} (pid {rank['pid']}) is stopped (state T): kill -CONT {rank['pid']}"
-            return Standing(True, text, rank["rank"], rank["pid"])
-    if not ranks:
-        return Standing(False, "the run is starting")
-    late = min(ranks, key=lambda rank: (rank["section"] in _WAITING, rank["section_since_s"]))
-    quiet_s = time.time() - min(rank["section_since_s"] for rank in ranks)
-    steps = max(1, max(rank.get("steps_total") or 1 for rank in ranks))
-    usual_s = sum((late.get("sections_s_total") or {}).values()) / steps
-    if quiet_s > max(QUIET_S, STEPS_QUIET * usual_s):
-        text = f"rank {late['rank']} is in `{late['section']}` for {quiet_s:.0f} s, a step takes {usual_s:.1f} s"
-        return Standing(True, text, late["rank"], late["pid"])
-    return Standing(False, f"the run is going on: step {late.get('step')}, rank 0 in `{ranks[0]['section']}`")
+    attempt = folder.attempt
+    beats = heartbeats(folder, attempt)
+    if not beats:
+        script = folder.script_json(attempt).exists()
+        return Standing("a script of your own tells no sections: see its log" if script else "the run is starting")
+    timeout_s = stored(folder.resolved_json).get("resources", {}).get("hang_timeout_s")
+    timeout_s = timeout_s or ResourcesSection().hang_timeout_s
+    places = [_place(beat, PATIENCE * timeout_s) for _, beat in sorted(beats.items())]
+    if stands_still(places) or any(place.silent for place in places):
+        hang = _held_up(folder, attempt, places)
+        if hang is not None:
+            pid = None if hang.rank is None else beats[hang.rank].get("pid")
+            return Standing(hang.why, hang, pid)
+    return Standing(_figures(folder, attempt, beats))
+
+
+def _held_up(folder: RunFolder, attempt: int, places: list[Place]) -> Hang | None:
+    """Return what holds the run up; None where a rank without a sign of life is but slow to give one."""
+    try:
+        evidence = look(folder, attempt, places)
+    except OSError:  # somebody else's run, or a disk that takes no files: the heartbeats have to do
+        evidence = {}
+    hang = find_fault(places, evidence)
+    return hang if stands_still(places) or hang.kind in ("hang/stopped", "hang/silent") else None
+
+
+def _place(beat: Mapping[str, Any], timeout_s: float) -> Place:
+    """Return where a rank stands by one look and the wall clock, which is all that there is to go by here."""
+    now_s = time.time()
+    return Place(
+        rank=beat["rank"],
+        section=beat["section"],
+        there_s=now_s - beat["section_since_s"],
+        limit_s=limit_s(beat, timeout_s),
+        silent_s=now_s - beat["time_s"],
+        done=beat.get("step") or 0,
+        pid=beat.get("pid"),
+        node=beat.get("node"),
+    )
+
+
+def _figures(folder: RunFolder, attempt: int, beats: Mapping[int, Mapping[str, Any]]) -> str:
+    """Say how far the run is, how fast, and how long it will take, as measured."""
+    steps = [r for r in records.read(folder.metrics_jsonl) if r.get("kind") == "train" and r.get("attempt") == attempt]
+    where = ", ".join(f"rank {rank} in `{beat['section']}`" for rank, beat in sorted(beats.items())[:8])
+    if not steps:
+        return f"the run goes on, no step is done yet: {where}"
+    last, total = steps[-1], next(iter(beats.values())).get("total_steps") or 0
+    step_s = fmean(record["step_s"] for record in steps[-RECENT_STEPS:])
+    of_all = f" of {total:,}" if total else ""
+    left = f", {max(0, total - last['step']) * step_s / 60:.1f} min left" if total else ""
+    loss = "not finite" if last.get("loss") is None else f"{last['loss']:.4g}"
+    return (
+        f"the run goes on: step {last['step']:,}{of_all}, {step_s:.3g} s a step, "
+        f"{last.get('tokens_per_s') or 0:,.0f} tokens/s, loss {loss}{left} (measured); {where}"
+    )
 
 
 def _is_held(lock: Path) -> bool:
@@ -60,19 +107,3 @@ def _is_held(lock: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def _ranks(run: Path) -> Iterator[dict[str, Any]]:
-    for path in run.glob("ranks/rank_*.json"):
-        record = stored(path)
-        if {"rank", "pid", "section", "section_since_s"} <= record.keys():
-            yield record
-
-
-def _state(rank: dict[str, Any]) -> str | None:
-    """The state of a rank's process, where it is one of this machine."""
-    try:
-        process = psutil.Process(rank["pid"])
-        return process.status() if "trainwright" in " ".join(process.cmdline()) else None
-    except psutil.Error:
-        return None

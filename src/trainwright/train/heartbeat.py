@@ -25,7 +25,9 @@ class Heartbeat:
     """Writes `ranks/rank_N.json` from a thread while it is open, and once more at the end.
 
     The thread goes on while the rank waits for others, so a file that grows old means that the whole process stands
-    still. It costs the step nothing but the noting of sections, and a disk that fails costs it only this file.
+    still. Where a save, an evaluation or the start begins or ends it is written at once: of such a process it still
+    says truly whether it is in one. It costs the step nothing but the noting of sections, and a disk that fails costs
+    it only this file.
     """
 
     def __init__(self, folder: RunFolder, assignment: Assignment, device: torch.device, sections: Sections) -> None:
@@ -43,7 +45,7 @@ class Heartbeat:
             "device": str(device),
             "gpu_uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None,
         }
-        self._stop = threading.Event()
+        self._ended = False
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -55,7 +57,8 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._ended = True
+        self._sections.moved.set()
         self._thread.join(PERIOD_S)
         if error is None:
             self._sections.enter("end")
@@ -64,10 +67,12 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
+            self._sections.moved.clear()
+            if self._ended:
+                return
             self._write()
             self._answer()
-            if self._stop.wait(PERIOD_S):
-                return
+            self._sections.moved.wait(PERIOD_S)
 
     def _answer(self) -> None:
         """Write down this rank's collectives where the launcher or the doctor asks for them, each time that it does."""

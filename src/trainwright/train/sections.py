@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ SECTIONS = ("start", "data", "forward", "backward", "communication", "optimizer"
 """`communication` is what the backward pass did not hide, and the agreement of ranks on each step; under sharding,
 parameters are also gathered within forward and backward. `other` is everything between steps."""
 
+SHORT = {"data", "forward", "backward", "communication", "optimizer", "other"}
+"""Sections that change many times a second."""
+
 
 class Sections:
     """The seconds of this rank in each section so far, which one it is in, and the last step that it did.
@@ -29,6 +33,8 @@ class Sections:
         self._device = device
         self.seconds = dict.fromkeys(SECTIONS, 0.0)
         self.now = "start"
+        self.moved = threading.Event()
+        """Set whenever a section begins or ends that may last: who writes down where the rank is should do so now."""
         self.since_s = time.time()
         self.step, self.total_steps, self.steps_done = 0, 0, 0
         self._stays_s: dict[str, deque[float]] = {name: deque(maxlen=STAYS_KEPT) for name in SECTIONS}
@@ -45,7 +51,10 @@ class Sections:
         else:
             self.seconds[self.now] += mark - self._mark
         self._note_stay()
+        lasting = not {self.now, section} <= SHORT
         self._mark, self.now = mark, section
+        if lasting:
+            self.moved.set()
 
     def gets_on(self) -> None:
         """Say that a section of many parts, such as an evaluation, is at the next of them and does not stand still."""
@@ -80,6 +89,8 @@ class Sections:
         """Note that a step is done."""
         self.step = step
         self.steps_done += 1
+        if self.steps_done == 1:
+            self.moved.set()
         self.drain()
 
     def drain(self) -> None:

@@ -57,6 +57,11 @@ class Thread:
         return str(inner) if own is None or own == inner else f"{own} (in {inner})"
 
 
+def is_stack_head(line: str) -> bool:
+    """Say whether a line begins the stack of a thread."""
+    return _HEAD.match(line) is not None
+
+
 def threads_in(lines: Iterable[str]) -> list[Thread]:
     """Return the threads of a dump; lines that are no part of one are passed over."""
     threads: list[list[StackFrame]] = []
