@@ -73,7 +73,10 @@ class Hanging(CausalLM):
         if self._fault == "sleep":
             time.sleep(FOREVER_S)
         elif self._fault == "gil":
-            ctypes.PyDLL(None).sleep(FOREVER_S)  # PyDLL keeps the interpreter's lock
+            mutex = ctypes.create_string_buffer(64)  # all zeros is PTHREAD_MUTEX_INITIALIZER of glibc
+            for _ in range(2):
+                # The second never returns, and PyDLL keeps the interpreter's lock. (sleep() would end at any signal.)
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
         elif self._fault == "slow-step":
             time.sleep(self._slow_s)
 
