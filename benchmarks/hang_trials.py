@@ -3,8 +3,9 @@
     python benchmarks/hang_trials.py --slow 20 --out benchmarks/results/hang_trials.json
 
 Each trial is a run of two ranks (one for H06) with `resources.hang_timeout_s` of some seconds and no restarts. A hang
-has to end with exit code 76, its kind and its rank named; what is slow (a save, an evaluation, the first step), five
-times as long as a step and longer than the time-out of a step, has to end well.
+has to end with exit code 76, its kind and its rank named; what is slow (a save, an evaluation, the first step), ten
+times as long as a step and longer than the time-out of a step, has to end well. A rank that takes twice as long as the
+other (H07) has to be told of within 30 steps, and none in the slow runs.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ from typing import Any
 import psutil
 from live_run import TINY_GPT2, LiveRun
 
+from trainwright.runs.records import read
+
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 8.0
 """Of the trials that hang; the tiny model's step takes 0.1 s, on a busy machine some times that."""
-SLOW_TIMEOUT_S, PASS_S, SLOW_S = 4.0, 1.0, 6.0
+SLOW_TIMEOUT_S, PASS_S, SLOW_S = 4.0, 0.5, 5.0
 """Of the trials that are slow: what is slow takes longer than a step may, and five times what a step takes."""
+SLOW_STEPS = 40
 AT_FAULT = 1
+STRAGGLER_WITHIN_STEPS = 30
 LINE = "{:5} {:32} {:>8} {:>12} {:>6} {:>6} {:>5}  {}"
 
 
@@ -61,6 +66,8 @@ class Outcome:
     rank_right: bool | None
     class_right: bool | None
     exit_code: int
+    stragglers: tuple[str, ...]
+    """The ranks that an alert called slow; of H07 rank 1, of all others none."""
     said: str
     problem: str | None
 
@@ -87,10 +94,11 @@ HANGS = (
         "H06", "a DataLoader worker is stuck", {"fault": "stuck-worker", "rank": 0}, "data-starvation/stuck", 0, ranks=1
     ),
 )
+STRAGGLER = Trial("H07", "rank 1 takes twice as long", {"fault": "straggler", "slow_s": 2 * PASS_S}, None)
 SLOW = (
     Trial("H08", "the first step is slow", {"fault": "slow-step", "step": 1}, None),
-    Trial("H08", "evaluations are slow", {"fault": "slow-eval"}, None, overrides={"eval": {"every": "4 steps"}}),
-    Trial("H08", "saves are slow", {"fault": "slow-save"}, None, overrides={"checkpoint": {"every": "4 steps"}}),
+    Trial("H08", "evaluations are slow", {"fault": "slow-eval"}, None, overrides={"eval": {"every": "15 steps"}}),
+    Trial("H08", "saves are slow", {"fault": "slow-save"}, None, overrides={"checkpoint": {"every": "15 steps"}}),
 )
 
 
@@ -116,9 +124,21 @@ def judged(
     attempt = run_dir / "logs" / "attempt_1"
     record = attempt / "hang.json"
     hang = json.loads(record.read_text()) if record.exists() else None
+    told = [alert for alert in read(run_dir / "alerts.jsonl") if alert["rule"] == "straggler"]
+    stragglers = tuple(sorted({alert["subject"] for alert in told}))
     if hang is None:
         problem = None if trial.kind is None and code == 0 else f"exit {code}, nothing detected: {console[-2000:]}"
-        return Outcome(trial.row, trial.what, False, None, None, None, code, "went on to its end", problem)
+        if trial.row == "H07":
+            samples = {sample["time_s"]: sample["ranks"] for sample in read(run_dir / "system.jsonl")}
+            after = max(rank["steps_total"] for rank in samples[told[0]["time_s"]]) if told else None
+            said = f"called slow after {after} steps" if told else "never called slow"
+            right = stragglers == (f"rank {AT_FAULT}",)
+            if not right or after is None or after > STRAGGLER_WITHIN_STEPS:
+                problem = problem or f"{said}: {stragglers}"
+            return Outcome(trial.row, trial.what, bool(told), None, right, None, code, stragglers, said, problem)
+        if stragglers:
+            problem = problem or f"called slow, and is not: {stragglers}"
+        return Outcome(trial.row, trial.what, False, None, None, None, code, stragglers, "went on to its end", problem)
     # A fault inside of a rank began with the section that the rank is still in.
     beats = [json.loads(path.read_text()) for path in sorted((run_dir / "ranks").glob("rank_*.json"))]
     began_s = hurt_s or max(beat["section_since_s"] for beat in beats)
@@ -138,6 +158,7 @@ def judged(
         right and right[0],
         right and right[1],
         code,
+        stragglers,
         hang["why"],
         problem,
     )
@@ -157,7 +178,7 @@ def write_job(folder: Path, trial: Trial) -> None:
         "task_options": ({"pass_s": PASS_S, "slow_s": SLOW_S} if slow else {}) | dict(trial.options),
         "model": {"from_scratch": TINY_GPT2, "tokenizer": {"vocab_size": 400}},
         "data": {"path": "rows.jsonl", "eval_path": "held_out.jsonl", "max_length": 64, "cache_dir": "cache"},
-        "train": {"global_batch_size": 8, "learning_rate": 1e-3, "max_steps": 10 if slow else 400},
+        "train": {"global_batch_size": 8, "learning_rate": 1e-3, "max_steps": SLOW_STEPS if slow else 400},
         "eval": {"every": "1000 steps"},
         "checkpoint": {"every": "1000 steps"},
         "resources": {
@@ -165,6 +186,7 @@ def write_job(folder: Path, trial: Trial) -> None:
             "precision": "fp32",
             "ranks": trial.ranks,
             "hang_timeout_s": SLOW_TIMEOUT_S if slow else TIMEOUT_S,
+            "balance": "off",
         },
         "tracking": [],
     }
@@ -177,10 +199,10 @@ def main() -> int:
     """Run the trials, print a table, write the results; 1 if anything was not as promised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="rows of the fault matrix, such as H03 H04")
-    parser.add_argument("--slow", type=int, default=20, help="how many runs of H08")
+    parser.add_argument("--slow", type=int, default=20, help="how many runs of H08, clean ones to H07")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    trials = [*HANGS, *(SLOW[index % len(SLOW)] for index in range(options.slow))]
+    trials = [*HANGS, STRAGGLER, *(SLOW[index % len(SLOW)] for index in range(options.slow))]
     outcomes = []
     print(LINE.format("row", "fault", "detected", "after", "rank", "class", "exit", "said"))
     with tempfile.TemporaryDirectory(prefix="hang-trials-") as folder:

@@ -22,8 +22,8 @@ FOREVER_S = 10_000
 class Hanging(CausalLM):
     """causal-lm in which one rank, from its `step`-th training pass on, does what `fault` says.
 
-    `pass_s` is what every pass takes besides; `slow_s` what is slow takes for `slow-step`, `slow-eval` (each pass) and
-    `slow-save`. `once`: in the first attempt alone.
+    `pass_s` is what every pass takes besides; `slow_s` what is slow takes for `slow-step`, `slow-eval` (each pass),
+    `slow-save`, and every pass of a `straggler`. `once`: in the first attempt alone.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Hanging(CausalLM):
 
     def loss_sum(self, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of causal-lm, unless this is the rank and the pass."""
-        time.sleep(self._pass_s)
+        time.sleep(self._slow_s if self._fault == "straggler" and self._is_at_fault else self._pass_s)
         loss = super().loss_sum(model, batch)
         if not model.training:
             time.sleep(self._slow_s if self._fault == "slow-eval" else 0.0)

@@ -23,7 +23,7 @@ from trainwright.launch.hangs.evidence import Evidence, Process, answer_other_ma
 from trainwright.launch.hangs.fault import Hang, find_fault
 from trainwright.launch.hangs.flight import Collective, FlightRecord, read_flight_record
 from trainwright.launch.hangs.places import Place, limit_s
-from trainwright.launch.hangs.stacks import feeding_thread, main_thread, threads_in
+from trainwright.launch.hangs.stacks import feeding_thread, main_thread, threads_in, worker_thread
 from trainwright.launch.hangs.watching import Watching, stands_still
 from trainwright.runs.folder import RunFolder
 
@@ -314,6 +314,19 @@ def test_stacks_are_read_by_thread() -> None:
     assert main is not None and main.stands_at == "threading.py:320 in wait"
     assert feeding is not None and feeding.stands_at == "task.py:12 in collate"
     assert main_thread(threads_in(["no stack at all"])) is None
+
+
+def test_a_worker_that_a_thread_has_forked_stands_where_its_own_code_is() -> None:
+    """A DataLoader's worker has no `<module>` in its stack if it was made on another thread than the main one."""
+    helper = """\
+Thread 0x00007f0c3 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 231 in _feed
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+"""
+    forked = STACK.split("\n\n")[0].replace("Thread", "Current thread").replace("collate", "__getitem__")
+    worker = worker_thread(threads_in((helper + forked).splitlines()))
+    assert worker is not None and worker.stands_at == "task.py:12 in __getitem__"
 
 
 def test_a_flight_record_of_gloo_is_read(tmp_path: Path) -> None:

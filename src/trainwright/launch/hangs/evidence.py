@@ -16,7 +16,7 @@ import psutil
 
 from trainwright.launch.hangs.flight import FlightRecord, read_flight_record
 from trainwright.launch.hangs.places import Place
-from trainwright.launch.hangs.stacks import Thread, feeding_thread, main_thread, threads_in
+from trainwright.launch.hangs.stacks import Thread, feeding_thread, main_thread, threads_in, worker_thread
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json, write_json_atomic
 
@@ -164,8 +164,8 @@ def _threads_after(path: Path, offset: int) -> list[Thread]:
 
 def _with_stack(child: Process, stacks: Path) -> Process:
     """Return a worker with its place: forked from its rank, it writes into the same file, so each in its turn."""
-    main = main_thread(_dump([(child.pid, stacks)]).get(child.pid, []))
-    return child if main is None else _process(child.pid, main)
+    worker = worker_thread(_dump([(child.pid, stacks)]).get(child.pid, []))
+    return child if worker is None else _process(child.pid, worker)
 
 
 def _listens(pid: int) -> bool:
@@ -176,7 +176,7 @@ def _listens(pid: int) -> bool:
     return bool(int(status.get("SigCgt", "0"), 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
-def _process(pid: int, main: Thread | None) -> Process:
+def _process(pid: int, thread: Thread | None) -> Process:
     status = _status(pid)
     waits_in = None
     with suppress(OSError):
@@ -186,7 +186,7 @@ def _process(pid: int, main: Thread | None) -> Process:
         name=status.get("Name", "gone"),
         state=status["State"][0] if "State" in status else None,
         waits_in=waits_in,
-        stands_at=None if main is None else main.stands_at,
+        stands_at=None if thread is None else thread.stands_at,
     )
 
 

@@ -78,6 +78,12 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
     return next((thread for thread in threads if thread.is_main), None)
 
 
+def worker_thread(threads: Sequence[Thread]) -> Thread | None:
+    """Return the thread that does the work of a forked child: it began as whichever thread forked it."""
+    own = (thread for thread in threads if any(frame.own for frame in thread.frames))
+    return main_thread(threads) or next(own, next(iter(threads), None))
+
+
 def feeding_thread(threads: Sequence[Thread]) -> Thread | None:
     """Return the thread that makes the next batch, where it is at one."""
     fetching = (thread for thread in threads if any(frame.function == "_collate" for frame in thread.frames))

@@ -17,8 +17,8 @@ LOSS_WINDOW: Final = 50
 BASELINE_STEPS: Final = 50
 WARM_UP_STEPS: Final = 5
 RECENT_STEPS: Final = 20
-RANK_WINDOW_STEPS: Final = 15
-"""A rank's pace is judged over windows of this many steps, and called slow after two of them."""
+RANK_WINDOW_STEPS: Final = 10
+"""A rank's pace is judged over windows of this many steps or more, as samples come, and called slow after two."""
 SILENT_S: Final = 30.0
 STUCK_S: Final = 300.0
 STUCK_STEPS: Final = 10
