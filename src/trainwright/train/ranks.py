@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from trainwright.errors import ExitCode, UserError
 
-COLLECTIVE_TIMEOUT_S = 7200
-"""Longer than a rank may wait for others that start or save: the launcher, which knows sections, judges first."""
+COLLECTIVE_TIMEOUT_S = 1800
+"""The shortest time-out of collectives."""
 LONGEST_SECTIONS = 12
-"""In time-outs of the job; the launcher allows half as many."""
+"""And in time-outs of the job, twice what the launcher allows a save: it knows sections, and is to judge first."""
 MEETING_TIMEOUT_S = 300
 
 
