@@ -219,8 +219,7 @@ class _Diagnosing:
             hang, place = (Hang.from_json(found) if found else None), self._inputs.hang.name
         if hang is None:
             return None
-        if hang.ranks:
-            fields["who"] = "rank " + ", ".join(map(str, hang.ranks))
+        fields["who"] = "rank " + ", ".join(map(str, hang.ranks)) if hang.ranks else "no single rank"
         evidence = [Evidence(place, shown(line)) for line in (hang.why, *hang.shown)]
         return self._finding(hang.kind, evidence, fields, "certain" if hang.ranks else "likely", hang.rank)
 

@@ -72,7 +72,8 @@ class _Judging:
             return None
         which = ", ".join(f"rank {rank} (pid {self._places[rank].pid})" for rank in ranks)
         are = "is" if len(ranks) == 1 else "are"
-        return "hang/stopped", tuple(ranks), f"{which} {are} stopped (state T) by a SIGSTOP{self._others}"
+        others = "" if len(ranks) == len(self._places) else "; the others wait for it"
+        return "hang/stopped", tuple(ranks), f"{which} {are} stopped (state T) by a SIGSTOP{others}"
 
     def gone(self) -> Found | None:
         ended = tuple(rank for rank, place in self._places.items() if place.ended)
@@ -94,7 +95,7 @@ class _Judging:
         else:
             how = f"stands still with all its threads{at}: a call into C holds the interpreter's lock (GIL)"
         why = f"rank {place.rank} (pid {place.pid}) {how}, no sign of life for {place.silent_s:.0f} s{self._others}"
-        return "hang/silent", (place.rank,), why
+        return "hang/silent", tuple(other.rank for other in silent), why
 
     def unlike_calls(self) -> Found | None:
         calls = self._first_unlike()
