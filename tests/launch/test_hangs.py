@@ -198,6 +198,7 @@ class TestWhoIsNamed:
     def test_one_that_is_stopped(self, others: int) -> None:
         hang = fault(others, Evidence(process=process(1, "T")), "backward", silent_s=11)
         assert hang.kind == "hang/stopped" and "stopped (state T)" in hang.why
+        assert any("was heard of last 11 s ago, in `backward` of step 8" in line for line in hang.shown)
 
     def test_one_that_holds_the_interpreters_lock(self, others: int) -> None:
         hang = fault(others, Evidence(process=process(1, at="task.py:9 in hold")), "forward", silent_s=11)

@@ -55,6 +55,8 @@ class Place:
         if self.ended:
             return f"rank {self.rank} has ended"
         where = f"`{self.section}` of step {self.step:,}" if self.section in STEP_SECTIONS else f"`{self.section}`"
+        if self.silent:
+            return f"rank {self.rank} was heard of last {self.silent_s:.0f} s ago, in {where}"
         return f"rank {self.rank} is in {where} for {self.there_s:.0f} s (limit {self.limit_s:.0f} s)"
 
 
