@@ -15,6 +15,9 @@ from trainwright.errors import ExitCode, UserError
 Doing = Literal["starting", "training", "evaluation", "saving"]
 """What a rank was at when its memory ran out."""
 
+LESS_MEMORY: Final = "less memory"
+"""The event of a run whose layout gave way to one that needs less."""
+
 MESSAGES: Final = (
     r"\bout of memory\b",  # CUDA, HIP, XPU and MPS of torch; cudaErrorMemoryAllocation; NCCL's "Cuda failure"; bnb
     r"\b(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|HIPBLAS|MIOPEN)_STATUS_ALLOC_FAILED\b",

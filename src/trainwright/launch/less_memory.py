@@ -12,13 +12,12 @@ from typing import Any
 
 from trainwright.hardware.choice import Choice
 from trainwright.job.schema import Job
-from trainwright.out_of_memory import Doing, fragmentation_advice
+from trainwright.out_of_memory import LESS_MEMORY, Doing, fragmentation_advice
 from trainwright.plan.layout import Layout
 from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST, ZERO, Sharing, sharings
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append, read
 
-EVENT = "less memory"
 LARGER_GPU = "h100"
 """What a plan on another card is shown for: one that can be had everywhere, by its key in the catalogue."""
 
@@ -99,7 +98,7 @@ def remember(folder: RunFolder, attempt: int, before: Layout, change: Change) ->
     append(
         folder.events_jsonl,
         {
-            "event": EVENT,
+            "event": LESS_MEMORY,
             "attempt": attempt,
             "before": dataclasses.asdict(before),
             "after": dataclasses.asdict(change.layout),
@@ -112,7 +111,7 @@ def as_remembered(folder: RunFolder, layout: Layout) -> Change:
     """Return what this run has learned of a layout: the one that followed it, or itself where it has not failed."""
     followed = {}
     for event in read(folder.events_jsonl):
-        if event.get("event") == EVENT:
+        if event.get("event") == LESS_MEMORY:
             choices = {key: Choice(**choice) for key, choice in event["choices"].items()}
             followed[Layout.from_json(event["before"])] = Change(Layout.from_json(event["after"]), choices)
     change = Change(layout, {})

@@ -21,6 +21,7 @@ from trainwright.launch.resume import Start
 from trainwright.launch.sampling import sampling
 from trainwright.launch.showing import RankOutput, tell
 from trainwright.plan.layout import Layout
+from trainwright.runs import index
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.writing import write_json_atomic
@@ -147,8 +148,17 @@ def open_attempt(folder: RunFolder, contract: Mapping[str, Any], start: Start) -
     resume_from = str(start.path.absolute()) if start.path else None
     write_json_atomic(
         folder.attempt_dir(attempt) / "start.json",
-        {"attempt": attempt, "resume_from": resume_from, "step": start.step, "contract": contract},
+        {
+            "attempt": attempt,
+            "time_s": time.time(),
+            "resume_from": resume_from,
+            "step": start.step,
+            "contract": contract,
+        },
     )
+    not_listed = index.add(folder)
+    if not_listed is not None:
+        tell(not_listed)
     return attempt
 
 
@@ -223,6 +233,7 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
             folder.events_jsonl,
             {
                 "event": "failed",
+                "time_s": time.time(),
                 "attempt": attempt,
                 "rank": cause.rank,
                 "exit_code": cause.exit_code,

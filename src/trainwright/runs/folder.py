@@ -103,6 +103,10 @@ class RunFolder:
         return self.path / "system.jsonl"
 
     @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    @property
     def ranks_dir(self) -> Path:
         return self.path / "ranks"
 

@@ -107,6 +107,18 @@ class RunLock:
         return holder
 
 
+def may_be_held(folder: RunFolder) -> bool:
+    """Say whether a process that may still live has written into the lock file that it holds the run.
+
+    The lock itself is not tried: that would shut out who takes it at this moment.
+    """
+    try:
+        holder = json.loads(folder.lock_file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(holder, dict) and not _is_dead(holder)
+
+
 def _is_dead(holder: dict[str, Any]) -> bool:
     """Say whether the text is of an earlier holder, killed on this machine."""
     pid = holder.get("pid")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainwright.runs.writing import plain
+
+_AT_ONCE: Final = 256
 
 
 def append(path: Path, record: Mapping[str, object]) -> None:
@@ -33,10 +36,21 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                yield record
+        while lines := list(itertools.islice(file, _AT_ONCE)):
+            yield from (record for record in _parsed(lines) if isinstance(record, dict))
+
+
+def _parsed(lines: Sequence[bytes]) -> list[Any]:
+    """Return what the lines hold: parsed together, which takes half as long, unless there is something wrong."""
+    try:
+        found = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        found = []
+    return found if len(found) == len(lines) else [_parsed_alone(line) for line in lines]
+
+
+def _parsed_alone(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,8 @@ def _train(
             if figures is not None:
                 place = {"attempt": assignment.attempt, "rank": rank}
                 append(folder.events_jsonl, {"event": "measured", **place, **figures})
-        event = "finished" if finished else "stopped"
-        append(folder.events_jsonl, {"event": event, "attempt": assignment.attempt, "step": loop.position.step})
+        event = {"event": "finished" if finished else "stopped", "time_s": time.time()}
+        append(folder.events_jsonl, event | {"attempt": assignment.attempt, "step": loop.position.step})
     if not finished:
         if ranks.is_first:
             say(f"stopped at step {loop.position.step:,}, saved; run the same command to go on")
