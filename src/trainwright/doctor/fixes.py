@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from trainwright.doctor.causes import Cause
@@ -51,7 +52,9 @@ def fixes_of(cause: Cause, fields: Mapping[str, str]) -> tuple[str, ...]:
 def run_fields(folder: RunFolder | None, scans: Iterable[Scan]) -> dict[str, str]:
     """Return the fields that depend on the run alone: its own commands, or those of the framework in its log."""
     if folder is not None and (plan := stored(folder.plan_json)):
-        return _of_run(folder, plan, stored(folder.resolved_json))
+        # What is damaged, or of another version, costs the commands and not the cause.
+        with suppress(KeyError, TypeError, AttributeError, ValueError):
+            return _of_run(folder, plan, stored(folder.resolved_json))
     facts: dict[str, str] = {}
     for scan in scans:
         facts = {**scan.facts, **facts}

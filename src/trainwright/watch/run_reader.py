@@ -13,18 +13,16 @@ from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json
-from trainwright.watch import spell
 from trainwright.watch.alerts.standing import Alert, standing_after
 from trainwright.watch.following import TAIL_BYTES, Follower, evenly
 from trainwright.watch.ranks import read_ranks
+from trainwright.watch.run_state import ENDS, state_of
 from trainwright.watch.samples import STEP_SECTIONS, RankSample, Sample
 from trainwright.watch.view import Points, RankView, RunState, RunStatus, View
 
 CURVE_POINTS: Final = 240
-SILENT_S: Final = 30.0
 PACE_S: Final = 300.0
 """The pace is that of the last minutes: long enough for a save or an evaluation to have its share."""
-ENDS: Final[dict[str, RunState]] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 class RunReader:
@@ -106,23 +104,10 @@ class RunReader:
         )
 
     def _state(self, ranks: Sequence[RankView], nodes: Sequence[Sample], now_s: float) -> tuple[RunState, str | None]:
-        """Return how the run is: what its events say last, unless a later attempt began since."""
-        if self._folder.finished_json.is_file():
-            return "finished", None
-        events = list(Follower(self._folder.events_jsonl).new())
-        told = [event for event in events if event.get("event") in ("started", *ENDS)]
         heard_s = max([rank.sample.time_s for rank in ranks] + [node.time_s for node in nodes], default=None)
-        if told and told[-1]["event"] in ENDS:
-            end = told[-1]
-            began_since = any((node.attempt or 0) > end.get("attempt", 0) for node in nodes)
-            if not began_since:
-                text = str(end.get("text", "")).strip().splitlines()
-                return ENDS[end["event"]], text[-1] if text else None
-        if heard_s is None:
-            return "preparing", None
-        if now_s - heard_s > SILENT_S:
-            return "silent", f"no sign of life for {spell.duration(now_s - heard_s)}, and no word of its end"
-        return ("running" if told else "preparing"), None
+        newest_attempt = max((node.attempt or 0 for node in nodes), default=0)
+        events = Follower(self._folder.events_jsonl).new()
+        return state_of(self._folder, events, heard_s=heard_s, newest_attempt=newest_attempt, now_s=now_s)
 
     def _new_evaluations(self) -> float | None:
         for record in self._evaluations.new(containing=b'"kind":"eval"'):

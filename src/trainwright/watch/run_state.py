@@ -1,0 +1,46 @@
+"""How a run is: what its events say last, unless a later attempt began since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from trainwright.runs.folder import RunFolder
+from trainwright.watch import spell
+from trainwright.watch.view import RunState
+
+SILENT_S: Final = 30.0
+ENDS: Final[dict[str, RunState]] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+
+
+def state_of(
+    folder: RunFolder,
+    events: Iterable[Mapping[str, Any]],
+    *,
+    heard_s: float | None,
+    newest_attempt: int,
+    now_s: float,
+) -> tuple[RunState, str | None]:
+    """Return the state of a run and, where it failed or is silent, why or for how long.
+
+    `heard_s` is its last sign of life in seconds since the epoch, None without any; `newest_attempt` is the latest of
+    which there is a sign, 0 without any.
+    """
+    if folder.finished_json.is_file():
+        return "finished", None
+    told = [event for event in events if event.get("event") in ("started", *ENDS)]
+    if told and told[-1]["event"] in ENDS:
+        end = told[-1]
+        if newest_attempt <= end.get("attempt", 0):
+            return ENDS[end["event"]], _why(str(end.get("text", "")))
+    if heard_s is None:
+        return "preparing", None
+    if now_s - heard_s > SILENT_S:
+        return "silent", f"no sign of life for {spell.duration(now_s - heard_s)}, and no word of its end"
+    return ("running" if told else "preparing"), None
+
+
+def _why(text: str) -> str | None:
+    """Return the line of a rank's last words that says why: our own error's first, an exception's last."""
+    lines = text.strip().splitlines()
+    return next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else None)
