@@ -146,7 +146,7 @@ def _training(folder: Path) -> Iterator[tuple[RunFolder, subprocess.Popen[bytes]
 
 
 def opening_a_day(folder: Path, tries: int = 5) -> dict[str, Any]:
-    """Return how long `watch --once` takes on 8 ranks and 24 h of samples, all of the command from start to end."""
+    """Return how long `watch --once` and `report` take on 8 ranks and 24 h of samples, from start to end."""
     run = generated_run(folder, ranks=RANKS)
     file = SampleFile(run.system_jsonl)
     for number in range(int(DAY_S / PERIOD_S)):
@@ -156,21 +156,27 @@ def opening_a_day(folder: Path, tries: int = 5) -> dict[str, Any]:
             figures = {"kind": "train", "attempt": 1, "step": step, "loss": 4 / step**0.1, "grad_norm": 1.0}
             figures |= {"learning_rate": 1e-5, "epoch": step / 1e4, "tokens_per_s": 9e4, "step_s": 0.5}
             metrics.write(json.dumps(figures | {"memory_gib": 31.5, "samples_seen": 64 * step}) + "\n")
-    walls_s, processor_s = [], []
-    for _ in range(tries):
-        before, began_s = os.times(), time.monotonic()
-        done = subprocess.run(
-            [TRAINWRIGHT, "watch", str(run.path), "--once"], capture_output=True, text=True, check=True
-        )
-        after = os.times()
-        walls_s.append(time.monotonic() - began_s)
-        processor_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        assert "Ranks" in done.stdout and "172,800" in done.stdout
+    append(run.events_jsonl, {"event": "finished", "attempt": 1, "step": DAY_S * STEPS_PER_S})
     return {
         "ranks": RANKS,
         "hours": 24,
         "system_jsonl_mib": round(run.system_jsonl.stat().st_size / 2**20, 1),
         "metrics_jsonl_mib": round(run.metrics_jsonl.stat().st_size / 2**20, 1),
+        **_times(["watch", str(run.path), "--once"], "172,800", tries),
+        "report": _times(["report", str(run.path)], "report.html", tries),
+    }
+
+
+def _times(arguments: list[str], told: str, tries: int) -> dict[str, Any]:
+    walls_s, processor_s = [], []
+    for _ in range(tries):
+        before, began_s = os.times(), time.monotonic()
+        done = subprocess.run([TRAINWRIGHT, *arguments], capture_output=True, text=True, check=True)
+        after = os.times()
+        walls_s.append(time.monotonic() - began_s)
+        processor_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        assert told in done.stdout
+    return {
         "wall_s": [round(wall_s, 3) for wall_s in walls_s],
         "processor_s": [round(cpu_s, 3) for cpu_s in processor_s],
     }

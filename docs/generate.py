@@ -33,6 +33,8 @@ COMMANDS = [
     "demo",
     "watch",
     "doctor",
+    "report",
+    "runs",
     "gpus",
     "plan",
     "presets",

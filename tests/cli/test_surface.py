@@ -47,6 +47,8 @@ SURFACE = {
     "resume": {"--chain", "--output-dir"},
     "demo": {"--output-dir", "--seed"},
     "doctor": {"--gpus", "--json"},
+    "report": {"--out", "--json", "--output-dir"},
+    "runs": {"--state", "--since", "--rebuild", "--json"},
     "watch": {"--once", "--json", "--web", "--port", "--output-dir"},
     "eval": {
         "--model",

@@ -20,7 +20,9 @@ from trainwright.cli import (
     logs,
     plan,
     presets,
+    report,
     resume,
+    runs,
     status,
     submit,
     train,
@@ -45,6 +47,8 @@ app.command()(demo.demo)
 app.command("eval")(eval.eval_)
 app.command()(watch.watch)
 app.command()(doctor.doctor)
+app.command()(report.report)
+app.command()(runs.runs)
 app.command()(gpus.gpus)
 app.command()(plan.plan)
 app.command()(presets.presets)

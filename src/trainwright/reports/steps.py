@@ -1,0 +1,112 @@
+"""metrics.jsonl from its first line to its last: the curves by step, and what they come to."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from trainwright.reports.curves import Curve
+from trainwright.reports.records import column, number, whole
+from trainwright.runs import records
+
+FIGURES: Final = ("loss", "learning_rate", "tokens_per_s", "step_s", "grad_norm", "memory_gib")
+
+AT_ONCE: Final = 4096
+MOST_NAMED: Final = 10
+
+
+@dataclass
+class Steps:
+    """What the records of steps and evaluations say; of steps that were done twice, the second time counts."""
+
+    curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve() for name in (*FIGURES, "eval_loss")})
+    last: dict[str, Any] = field(default_factory=dict)
+    """The newest record of a step."""
+    not_finite: list[int] = field(default_factory=list)
+    """Steps whose loss was recorded as null, the first of them."""
+    eval_loss: float | None = None
+    done_again: int = 0
+    tokens: float = 0.0
+    tokens_in_s: float = 0.0
+    warm_step_s: array[float] = field(default_factory=lambda: array("d"))
+    """The time of each step but an attempt's first, which loads kernels and fills caches."""
+    _step: int | None = None
+    _attempts: set[int | None] = field(default_factory=set)
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Median time of a step."""
+        return median(self.warm_step_s) if self.warm_step_s else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all ranks over the time of the steps that they took."""
+        return self.tokens / self.tokens_in_s if self.tokens_in_s else None
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """As the newest record tells; within an epoch whose last step is a smaller one, the quotient is a bit less."""
+        step, epoch = whole(self.last, "step"), number(self.last, "epoch")
+        return math.ceil(round(step / epoch, 6)) if step is not None and epoch else None
+
+    def _add_steps(self, batch: Sequence[dict[str, Any]]) -> None:
+        """Take steps of one attempt that follow each other."""
+        first, before = batch[0]["step"], self._step
+        if before is not None and first <= before:
+            self.done_again += before - first + 1
+            for curve in self.curves.values():
+                curve.rewind(first)
+        self.last, self._step = batch[-1], batch[-1]["step"]
+        found = {name: column(batch, name) for name in FIGURES}
+        numbers = [record["step"] for record in batch]
+        for name, values in found.items():
+            at = [step for step, value in zip(numbers, values, strict=True) if value is not None]
+            self.curves[name].extend(at, [value for value in values if value is not None])
+        lost = [record["step"] for record in batch if "loss" in record and record["loss"] is None]
+        self.not_finite = [*self.not_finite, *lost][:MOST_NAMED]
+        attempt = whole(batch[0], "attempt")
+        warm_up = 0 if attempt in self._attempts else 1
+        self._attempts.add(attempt)
+        for step_s, rate in zip(found["step_s"][warm_up:], found["tokens_per_s"][warm_up:], strict=True):
+            if step_s is not None:
+                self.warm_step_s.append(step_s)
+                if rate is not None:
+                    self.tokens += rate * step_s
+                    self.tokens_in_s += step_s
+
+    def _add_evaluation(self, record: dict[str, Any], step: int) -> None:
+        loss = number(record, "loss")
+        if loss is not None:
+            self.curves["eval_loss"].rewind(step)
+            self.curves["eval_loss"].add(step, loss)
+            self.eval_loss = loss
+
+
+def read_steps(path: Path) -> Steps:
+    """Read all records; lines that are cut short or make no sense are passed over."""
+    steps = Steps()
+    batch: list[dict[str, Any]] = []
+    for record in records.read(path):
+        kind, step = record.get("kind"), record.get("step")
+        if type(step) is not int or kind not in ("train", "eval"):
+            continue
+        if batch and (
+            kind == "eval"
+            or len(batch) >= AT_ONCE
+            or step <= batch[-1]["step"]
+            or record.get("attempt") != batch[-1].get("attempt")
+        ):
+            steps._add_steps(batch)
+            batch = []
+        if kind == "train":
+            batch.append(record)
+        else:
+            steps._add_evaluation(record, step)
+    if batch:
+        steps._add_steps(batch)
+    return steps
