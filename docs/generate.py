@@ -37,6 +37,7 @@ COMMANDS = [
     "runs",
     "gpus",
     "plan",
+    "scaling",
     "presets",
     "config",
     "config show",

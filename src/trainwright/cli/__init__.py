@@ -23,6 +23,7 @@ from trainwright.cli import (
     report,
     resume,
     runs,
+    scaling,
     status,
     submit,
     train,
@@ -51,6 +52,7 @@ app.command()(report.report)
 app.command()(runs.runs)
 app.command()(gpus.gpus)
 app.command()(plan.plan)
+app.command()(scaling.scaling)
 app.command()(presets.presets)
 app.add_typer(config.app, name="config")
 

@@ -96,7 +96,7 @@ def run_planned(
     """
     if job.script is not None:
         return _run_script(folder, job, plan, options, stop, start_ranks or start_script_here(job, plan), lock)
-    _require_train_extra()
+    require_train_extra()
     folder.create()
     with lock or RunLock(folder):
         if options.fresh:
@@ -269,7 +269,8 @@ def _set_old_run_aside(folder: RunFolder) -> None:
     folder.create()
 
 
-def _require_train_extra() -> None:
+def require_train_extra() -> None:
+    """Raise UserError (exit code 4) where a package that ranks need is not installed."""
     import importlib.util
 
     for package in ("torch", "transformers", "peft", "safetensors"):

@@ -1,0 +1,1 @@
+"""How a job's throughput grows with the GPUs, measured in short runs of it."""
