@@ -17,17 +17,18 @@ from trainwright.cli import main
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.inventory import Device, parse_inventory
 from trainwright.job.loading import load_job
+from trainwright.launch.failures import Failure
 from trainwright.plan.layout import Layout
 from trainwright.scaling.bottleneck import Bottleneck, Measured, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
 from trainwright.scaling.claims import CLAIMS
-from trainwright.scaling.counts import There, counts_of, require_there
+from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
 from trainwright.scaling.figures import Growth, Point, growth
 from trainwright.scaling.plot import plot, require_plottable
 from trainwright.scaling.recommendation import recommended
 from trainwright.scaling.report import explain, to_json
 from trainwright.scaling.running import Asked, Scaling, Tried, curve
-from trainwright.scaling.trial import CoreUse, Failed, Trial
+from trainwright.scaling.trial import CoreUse, Failed, Trial, why_failed
 
 PROCESSOR = Device(kind="cpu", name="Processor")
 FOUR_CORES = There((PROCESSOR,), 4)
@@ -120,6 +121,9 @@ def test_counts_beyond_what_is_here_are_refused_together_with_what_there_is(
 ) -> None:
     """Issue 5: before anything starts."""
     assert counts_of("4 1,2,2") == [1, 2, 4]
+    assert [usual_counts(There((PROCESSOR,), most)) for most in (2, 4, 6)] == [[1, 2], [1, 2, 4], [1, 2, 4, 6]]
+    with pytest.raises(UserError):
+        usual_counts(There((PROCESSOR,), 1))
     with pytest.raises(UserError) as refusal:
         require_there([1, 2, 8, 16], FOUR_CORES)
     assert refusal.value.problems == ("8 ranks asked for, 4 can be used", "16 ranks asked for, 4 can be used")
@@ -254,12 +258,27 @@ def test_claims_are_those_of_the_guide() -> None:
         assert (int(fast + 1e-9), int(slow + 1e-9)) == claim.overhead_pct
 
 
+def test_a_count_that_failed_says_why_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 5: out of memory by the words of the rank that ran out, not of the one that waited for it."""
+    waiting = Failure(0, 1, None, 1.0, "Traceback ...\nRuntimeError: Connection closed by peer")
+    torch_says = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    full = Failure(1, 77, None, 2.0, f"error: out of memory in training: {torch_says}\n  figures", "training")
+    assert why_failed([waiting, full]) == Failed(f"out of memory in training: {torch_says}")
+    assert torch_says in capsys.readouterr().err
+    nccl = Failure(0, 1, None, 1.0, "[rank0]: Cuda failure 2 'out of memory'", "training")
+    assert why_failed([nccl]) == Failed("out of memory in training: [rank0]: Cuda failure 2 'out of memory'")
+    refused = Failure(0, 2, None, 1.0, "error: 12 samples do not fill a batch of 16\n\nhint: lower it")
+    assert why_failed([refused]) == Failed("12 samples do not fill a batch of 16")
+    broken = Failure(0, 1, None, 1.0, "Traceback (most recent call last):\n  File ...\nValueError: no")
+    assert why_failed([broken]) == Failed("ValueError: no")
+    assert why_failed([Failure(1, -9, "SIGKILL", 1.0, "")]) == Failed("rank 1 was ended by SIGKILL")
+
+
 def as_measured(there: There = FOUR_CORES) -> Scaling:
     """One, two and four ranks of weak scaling: four ran out of memory, and one was on a busy machine."""
 
     def case(count: int) -> Case:
         plan = SimpleNamespace(layout=layout(count, device="cpu"), estimate=None, no_estimate="it is a processor")
-        plan.to_json = lambda: {"layout": dataclasses.asdict(plan.layout)}
         return Case(count=count, modes=("weak",), job=None, plan=plan)  # type: ignore[arg-type]
 
     busy = CoreUse(allowed=4, used=1.0, machine=4, busy=3.9)
@@ -279,12 +298,29 @@ def test_the_table_marks_what_is_measured_estimated_and_claimed() -> None:
     for cell in ("ddp 8 x 1", "128", "1.60x", "80 %", "20 %", "n/a", "1.8-1.9x", "5-10 %"):
         assert cell in row, row
     text = "\n".join(lines)
-    assert "speed-up (estimate)" in text and "speed-up (claim)" in text and "Measured: " in text
+    assert "speed-up, step s (estimate)" in text and "speed-up (claim)" in text and "Measured: " in text
     assert "4 ranks: not measured: out of memory in training: CUDA out of memory" in text
     assert "Not estimated: it is a processor" in text
     assert "recommended: 2 ranks" in text
     [warning] = [line for line in lines if line.startswith("warning")]
     assert "1 rank (weak)" in warning and "2.9 of 4 cores" in warning
+
+
+def test_an_estimate_stands_beside_what_was_measured_of_the_same_layout(tmp_path: Path) -> None:
+    """Issue 5: our prediction, marked."""
+    gpus = There(parse_inventory("a100-80gb:2").devices, 2)
+    tried = [Tried(case, trial(0.1)) for case in planned(tmp_path, [1, 2], ["train: {global_batch_size: 32}"], gpus)]
+    found = dataclasses.replace(as_measured(gpus), tried=tuple(tried), curves=(curve("weak", tried, 50, gpus),))
+    one, two = to_json(found)["curves"]["weak"]["points"]
+    first, second = tried[0].case, tried[1].case
+    assert isinstance(first, Case) and first.plan.estimate is not None and first.plan.estimate.time is not None
+    assert isinstance(second, Case) and second.plan.estimate is not None and second.plan.estimate.time is not None
+    first_s, second_s = first.plan.estimate.time.step_s, second.plan.estimate.time.step_s
+    assert (one["estimate"]["step_s"], two["estimate"]["step_s"]) == (first_s, second_s)
+    assert two["estimate"]["speed_up"] == pytest.approx(2 * first_s / second_s)
+    lines = explain(found)
+    assert any(f"{2 * first_s / second_s:.2f}x, {second_s:.4g}" in line for line in lines if line.startswith("  2 "))
+    assert any("for samples of data.max_length tokens" in line for line in lines)
 
 
 def test_json_has_the_same_figures_under_their_kind() -> None:

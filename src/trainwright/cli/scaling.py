@@ -15,8 +15,11 @@ def scaling(
         list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Values laid over the job.")
     ] = None,
     gpus: Annotated[
-        str, typer.Option(metavar="COUNTS", help="How many GPUs to measure: 1,2,4,8; ranks on a processor.")
-    ] = "1,2,4,8",
+        str | None,
+        typer.Option(
+            metavar="COUNTS", help="How many: 1,2,4,8; on a processor, ranks. Up to all there are by default."
+        ),
+    ] = None,
     mode: Annotated[
         Literal["both", "weak", "strong"],
         typer.Option(help="weak: the batch of each GPU stays; strong: the global batch stays."),

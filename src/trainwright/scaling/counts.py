@@ -67,6 +67,21 @@ def counts_of(text: str) -> list[int]:
     return counts
 
 
+def usual_counts(there: There) -> list[int]:
+    """Return 1, 2, 4, ... up to what there is, and all of it.
+
+    Raises:
+        UserError: there is only one.
+    """
+    if there.most < 2:
+        raise UserError(
+            f"there is {there.named(there.most)}, and growth needs two counts",
+            hints=[f"there are: {there}"],
+            exit_code=ExitCode.MISSING,
+        )
+    return sorted({2**power for power in range(there.most.bit_length())} | {there.most})
+
+
 def require_there(counts: Sequence[int], there: There) -> None:
     """Refuse counts beyond what there is.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ _COLUMNS = (
     "speed-up",
     "efficiency",
     "overhead",
-    "speed-up (estimate)",
+    "speed-up, step s (estimate)",
     "speed-up (claim)",
     "overhead (claim)",
 )
@@ -94,7 +95,7 @@ _COLUMNS = (
 def _row(found: Scaling, mode: Mode, grown: Growth) -> tuple[str, ...]:
     point, claim = grown.point, claim_beside(grown)
     layout = _case(found, mode, point.count).plan.layout
-    estimate = grown.estimated_speed_up
+    speed, step_s = grown.estimated_speed_up, point.estimate_s
     return (
         str(point.count),
         f"{layout.strategy} {layout.micro_batch_size} x {layout.gradient_accumulation_steps}",
@@ -105,7 +106,7 @@ def _row(found: Scaling, mode: Mode, grown: Growth) -> tuple[str, ...]:
         f"{grown.speed_up:.2f}x",
         f"{grown.efficiency_pct:.0f} %",
         f"{grown.overhead_pct:.0f} %",
-        "n/a" if estimate is None else f"{estimate:.2f}x",
+        "n/a" if speed is None else f"{speed:.2f}x, {step_s:.4g}",
         "n/a" if claim is None else f"{_range(claim.speed_up, '.1f')}x",
         "n/a" if claim is None else f"{_range(claim.overhead_pct, 'g')} %",
     )
@@ -132,6 +133,8 @@ def _mean_sections_s(trial: Trial) -> dict[str, float]:
 
 def _notes(found: Scaling) -> Iterator[str]:
     yield f"Claimed by a guide, not measured here: {SAID_OF}"
+    if any(grown.point.estimate_s is not None for curve in found.curves for grown in curve.grown):
+        yield "Estimates are those of `trainwright plan`, for samples of data.max_length tokens"
     reasons = {reason for one in found.tried if (reason := _no_estimate(one)) is not None}
     yield from (f"Not estimated: {reason}" for reason in sorted(reasons))
     for one in found.tried:
@@ -165,7 +168,7 @@ def _run_as_data(one: Tried) -> dict[str, Any]:
     data: dict[str, Any] = {"count": case.count, "modes": list(case.modes)}
     if isinstance(case, Case):
         data |= {
-            "layout": case.plan.to_json()["layout"],
+            "layout": dataclasses.asdict(case.plan.layout),
             "estimate": None if case.plan.estimate is None else case.plan.estimate.to_json(),
             "no_estimate": _no_estimate(one),
         }

@@ -17,7 +17,7 @@ from trainwright.plan.requirements import require_runnable
 from trainwright.runs.folder import RunFolder
 from trainwright.scaling.bottleneck import Bottleneck, Measured, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
-from trainwright.scaling.counts import There, counts_of, require_there
+from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
 from trainwright.scaling.figures import Growth, Point, growth
 from trainwright.scaling.recommendation import LEAST_GAIN_PCT, recommended
 from trainwright.scaling.trial import Failed, Trial, try_out
@@ -28,9 +28,9 @@ DEFAULT_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The flags of the command; `counts` as it is written, `1,2,4,8`."""
+    """The flags of the command; `counts` as it is written, `1,2,4,8`, None for the usual ones."""
 
-    counts: str
+    counts: str | None
     modes: tuple[Mode, ...]
     steps: int = DEFAULT_STEPS
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -74,7 +74,7 @@ def scale(loaded: LoadedJob, asked: Asked, place: Path) -> Scaling:
         UserError: counts are not there, the job cannot be run, or no count could be measured.
     """
     job = loaded.job
-    counts = counts_of(asked.counts)
+    named = None if asked.counts is None else counts_of(asked.counts)
     if job.script is not None:
         raise UserError(
             "`scaling` measures the built-in trainer, and this job has a script of its own",
@@ -83,6 +83,7 @@ def scale(loaded: LoadedJob, asked: Asked, place: Path) -> Scaling:
     require_runnable(job)
     inventory = local_inventory(job.resources.device)
     there = There.of(select_devices(inventory, job.resources.gpus), inventory.host)
+    counts = usual_counts(there) if named is None else named
     require_there(counts, there)
     require_train_extra()
     folder = RunFolder(place / job.name)

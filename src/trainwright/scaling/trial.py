@@ -97,7 +97,7 @@ def try_out(folder: RunFolder, case: Case, stop: StopAsked, *, steps: int, timeo
             _require_going_on(stop)
             if not processes.running or processes.failed:
                 processes.wait_for_collateral()
-                return _failed(processes.failures(folder.attempt_dir(attempt)))
+                return why_failed(processes.failures(folder.attempt_dir(attempt)))
             if time.monotonic() > deadline_s:
                 return Failed(f"timed out: {window.step} of {WARM_UP_STEPS + steps} steps in {timeout_s:g} s")
             time.sleep(POLL_S)
@@ -223,7 +223,8 @@ def _require_going_on(stop: StopAsked) -> None:
         raise UserError("stopped: counts are measured together or not at all", exit_code=ExitCode.STOPPED)
 
 
-def _failed(failures: Sequence[Failure]) -> Failed:
+def why_failed(failures: Sequence[Failure]) -> Failed:
+    """Say on stderr what the ranks said of their end, and return it in a line."""
     if not failures:
         return Failed("the ranks ended before their steps were measured, and left no word")
     cause = cause_of(failures)
