@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from trainwright.reports.claims import BY_GPUS
 from trainwright.reports.records import text, whole
 from trainwright.reports.run_report import RunReport
+from trainwright.scaling.claims import CLAIMS
 
 Kind = Literal["text", "count", "bytes", "pct", "s", "duration", "rate", "ratio", "loss"]
 MEASURED: Final = "measured"
@@ -140,8 +140,8 @@ def _by_gpus(group: Sequence[RunReport]) -> Iterator[Comparison]:
         return None if found is None else 100 - found
 
     def claim(report: RunReport) -> str | None:
-        found = BY_GPUS.get(whole(report.layout, "ranks") or 0)
-        return str(found) if found and on_gpus and fewest == 1 else None
+        count = whole(report.layout, "ranks") or 0
+        return str(CLAIMS[count]) if on_gpus and fewest == 1 and count > 1 and count in CLAIMS else None
 
     devices = "GPUs" if on_gpus else "processes"
     yield _table(

@@ -14,6 +14,9 @@ class Claim:
     speed_up: tuple[float, float]
     overhead_pct: tuple[float, float]
 
+    def __str__(self) -> str:
+        return "{}-{}x, {:g}-{:g} % lost".format(*self.speed_up, *self.overhead_pct)
+
 
 CLAIMS = {
     1: Claim((1.0, 1.0), (0, 0)),
