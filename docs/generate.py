@@ -37,6 +37,7 @@ COMMANDS = [
     "runs",
     "gpus",
     "plan",
+    "tune",
     "scaling",
     "presets",
     "config",

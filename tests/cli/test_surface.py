@@ -85,6 +85,7 @@ SURFACE = {
         "--write",
         "--json",
     },
+    "tune": {"--gpus", "--level", "--write", "--fresh", "--timeout", "--json"},
     "scaling": {"--gpus", "--mode", "--steps", "--timeout", "--min-gain", "--plot", "--json"},
     "presets": {"--json"},
     "config show": {"--json"},

@@ -27,6 +27,7 @@ from trainwright.cli import (
     status,
     submit,
     train,
+    tune,
     watch,
 )
 from trainwright.errors import ExitCode, UserError
@@ -52,6 +53,7 @@ app.command()(report.report)
 app.command()(runs.runs)
 app.command()(gpus.gpus)
 app.command()(plan.plan)
+app.command()(tune.tune)
 app.command()(scaling.scaling)
 app.command()(presets.presets)
 app.add_typer(config.app, name="config")

@@ -16,6 +16,7 @@ from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.search import GOALS
+from trainwright.plan.tuned import stored_answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ def plan_job(loaded: LoadedJob, asked: Asked) -> tuple[Job, Plan, Amount]:
         amount=amount,
         host=there.host,
         calibration=Calibration(stored_runs()),
+        tuned=stored_answers(),
         may_leave_idle=True,
         must_fit=True,
     )

@@ -34,6 +34,7 @@ from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.layout import Layout
 from trainwright.plan.requirements import require_runnable
+from trainwright.plan.tuned import stored_answers
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
 from trainwright.runs.writing import read_json
@@ -189,6 +190,7 @@ def plan_on(
     wish = Wish(
         host=inventory.host,
         calibration=Calibration(stored_runs()),
+        tuned=stored_answers(),
         amount=Amount(samples_in(job)),
         may_leave_idle=may_leave_idle,
         keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),

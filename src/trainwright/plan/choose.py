@@ -30,6 +30,7 @@ from trainwright.plan.requirements import (
     require_optimizer_fits,
 )
 from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
+from trainwright.plan.tuned import Tuned, answer_for, setting_of
 
 NOT_KNOWN_AMOUNT = Amount()
 NOT_KNOWN_HOST = Host()
@@ -79,6 +80,7 @@ class Wish:
     `host` is that of each node, `calibration` what earlier runs measured. `may_leave_idle`: layouts on fewer devices
     are looked at too. `must_fit`: refuse where nothing fits, with what would; otherwise the least that is too big is
     planned, with a warning. `keep` is the layout of an earlier attempt, which is taken again where it still fits.
+    `tuned` are the answers of `trainwright tune`: what was measured comes before what is estimated.
     """
 
     goal: Goal = "soonest"
@@ -88,6 +90,7 @@ class Wish:
     may_leave_idle: bool = False
     must_fit: bool = False
     keep: Layout | None = None
+    tuned: tuple[Tuned, ...] = ()
 
 
 ORDINARY_WISH = Wish()
@@ -104,6 +107,35 @@ def choose(
         UserError: the job cannot run on these devices, all contradictions at once; or, where it must fit, exit code 3
             with the nearest changes that would.
     """
+    settled, plan = _untuned(job, given, devices, wish)
+    tuned = answer_for(setting_of(settled, plan.layout, plan.devices), wish.tuned)
+    batch = (job.train.micro_batch_size, job.train.gradient_accumulation_steps)
+    if tuned is None or plan.layout == wish.keep or batch != ("auto", "auto"):
+        return settled, plan
+    layout = tuned.layout(plan.layout, job)
+    if layout != plan.layout:
+        fixed = _with_layout(settled, layout)
+        measured = dataclasses.replace(wish, may_leave_idle=False, must_fit=False, keep=layout)
+        _, again = _untuned(fixed, given, plan.devices, measured)
+        choices = {key: choice for key, choice in plan.choices.items() if key != "resources.balance"}
+        plan = dataclasses.replace(again, layout=layout, choices=choices)
+    return settled, dataclasses.replace(plan, choices=plan.choices | tuned.choices(layout, job))
+
+
+def _with_layout(job: Job, layout: Layout) -> Job:
+    """Return the job with all that a layout decides written into it."""
+    batch = {"micro_batch_size": layout.micro_batch_size, "gradient_checkpointing": layout.gradient_checkpointing}
+    sharing = {"strategy": layout.strategy, "offload": layout.offload, "balance": "off"}
+    return job.model_copy(
+        update={
+            "train": job.train.model_copy(update=batch),
+            "eval": job.eval.model_copy(update={"batch_size": layout.eval_batch_size}),
+            "resources": job.resources.model_copy(update=sharing),
+        }
+    )
+
+
+def _untuned(job: Job, given: Collection[str], devices: tuple[Device, ...], wish: Wish) -> tuple[Job, Plan]:
     if job.script is None:
         return _choose(job, given, devices, wish)
     script = own_script(job)

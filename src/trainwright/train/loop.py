@@ -40,7 +40,10 @@ from trainwright.train.tracking import Tracking
 
 @dataclass
 class StepLoop:
-    """All that a run's steps need; `position`, `best` and `eval_due` are where it stands."""
+    """All that a run's steps need; `position`, `best` and `eval_due` are where it stands.
+
+    `order` is the order of the samples in one epoch, after the number of that epoch.
+    """
 
     job: Job
     folder: RunFolder
@@ -61,7 +64,7 @@ class StepLoop:
     position: Position
     best: Best | None
     eval_due: bool
-    _order: tuple[int, npt.NDArray[np.int64]] | None = None
+    order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def run(self) -> bool:
         """Train to the end of the course; return False if a stop came first. Either way the last step is saved.
@@ -126,9 +129,9 @@ class StepLoop:
         return stop_votes > 0
 
     def _samples(self, batch: Batch) -> npt.NDArray[np.int64]:
-        if self._order is None or self._order[0] != batch.epoch:
-            self._order = (batch.epoch, epoch_order(self.job.train.seed, batch.epoch, len(self.train_data)))
-        return self._order[1][batch.start : batch.stop]
+        if self.order is None or self.order[0] != batch.epoch:
+            self.order = (batch.epoch, epoch_order(self.job.train.seed, batch.epoch, len(self.train_data)))
+        return self.order[1][batch.start : batch.stop]
 
     def _forward_backward(self, batch: Batch, samples: npt.NDArray[np.int64], targets: int, feed: Feed) -> float:
         """Accumulate the gradient of the mean loss over all targets of the batch; return this rank's loss sum."""

@@ -30,6 +30,7 @@ from trainwright.train.measuring import Measuring
 from trainwright.train.memory import RunningOut
 from trainwright.train.models import ParameterCount, build_model, count_parameters, enable_gradient_checkpointing
 from trainwright.train.precision import autocast
+from trainwright.train.probing import probe
 from trainwright.train.ranks import Ranks, open_group
 from trainwright.train.saving import Restored, load_checkpoint
 from trainwright.train.sections import Sections
@@ -118,20 +119,6 @@ def _train(
             restored = load_checkpoint(Path(start["resume_from"]), strategy)
     position = restored.position
     sections.step, sections.total_steps = position.step, course.total_steps
-    tracking = None
-    if ranks.is_first:
-        require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
-        for line in model_lines(count, assignment, job.train.global_batch_size):
-            say(line)
-        say(
-            f"Course: {len(train_data):,} samples, {course.steps_per_epoch:,} steps an epoch, "
-            f"{course.total_steps:,} steps in all; from step {position.step:,}"
-        )
-        tracking = Tracking(job, folder, attempt=assignment.attempt, resumed_step=position.step)
-        append(folder.events_jsonl, {"event": "started", "attempt": assignment.attempt, "step": position.step, **found})
-        write_json_atomic(
-            folder.training_config_json, training_config(job, count, assignment, ranks, found, learning_rate)
-        )
     loop = StepLoop(
         job=job,
         folder=folder,
@@ -145,7 +132,7 @@ def _train(
         course=course,
         curve=curve,
         contract=start["contract"],
-        tracking=tracking,
+        tracking=None,
         measuring=Measuring(ranks.device),
         sections=sections,
         balance=_balance(job, assignment, ranks, strategy, restored),
@@ -153,6 +140,22 @@ def _train(
         best=restored.best,
         eval_due=restored.eval_due,
     )
+    if "probe" in start:
+        probe(loop, start["probe"])
+        return ExitCode.DONE
+    if ranks.is_first:
+        require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
+        for line in model_lines(count, assignment, job.train.global_batch_size):
+            say(line)
+        say(
+            f"Course: {len(train_data):,} samples, {course.steps_per_epoch:,} steps an epoch, "
+            f"{course.total_steps:,} steps in all; from step {position.step:,}"
+        )
+        loop.tracking = Tracking(job, folder, attempt=assignment.attempt, resumed_step=position.step)
+        append(folder.events_jsonl, {"event": "started", "attempt": assignment.attempt, "step": position.step, **found})
+        write_json_atomic(
+            folder.training_config_json, training_config(job, count, assignment, ranks, found, learning_rate)
+        )
     finished = loop.run()
     measured = ranks.gather(loop.measuring.figures())
     if ranks.is_first:

@@ -1,0 +1,146 @@
+"""A probe: a few steps at one micro-batch after the other, the smallest first, and what each of them took.
+
+For `trainwright tune`. What a rank found is written down at once, line by line, so that a micro-batch whose memory does
+not suffice, or a rank that is killed, costs only what comes after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainwright.job.course import Batch, Position
+from trainwright.runs.records import append
+from trainwright.train.balance import Balance
+from trainwright.train.console import Pace, say
+from trainwright.train.data.order import epoch_order
+from trainwright.train.evaluation import rehearse
+from trainwright.train.feeding import Feed, Samples
+from trainwright.train.loop import StepLoop
+from trainwright.train.memory import RunningOut
+from trainwright.train.peaks import PEAKS, Peak
+from trainwright.train.saving import ADAPTER_STEM, OPTIMIZER_STEM, weights_stem
+from trainwright.train.split import Split
+from trainwright.train.tensors import ShardWriter
+
+PASSES_FOR_MEMORY = 2
+"""Micro-steps of the step whose memory counts: from the second on the gradients are there already."""
+
+
+def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
+    """Go through the steps that `wanted` names, and then through an evaluation and what a checkpoint gathers.
+
+    `micro_batch_sizes` and `evaluation_batch_sizes` rise; `timed_steps` steps of `timed_samples` samples each are timed
+    at every micro-batch, on samples as the run will meet them. Memory is that of the longest samples.
+
+    Raises:
+        OutOfMemoryError: the memory of this rank did not suffice.
+    """
+    Probe(loop, wanted).run()
+
+
+class Probe:
+    """One rank's part of a probe."""
+
+    def __init__(self, loop: StepLoop, wanted: Mapping[str, Any]) -> None:
+        self._loop, self._wanted = loop, wanted
+        assignment, self._device = loop.assignment, loop.ranks.device
+        self._world_size = assignment.world_size
+        self._lines: Path = loop.folder.attempt_dir(assignment.attempt) / f"rank_{assignment.rank}.probe.jsonl"
+        self._peak: Peak = PEAKS[self._device.type](self._device, wanted["host_bytes"])
+        self._longest = np.argsort(-loop.train_data.lengths, kind="stable")
+        self._usual = epoch_order(loop.job.train.seed, 0, len(loop.train_data))
+        self._feed = Feed(loop.train_data, loop.task, self._device)
+
+    def run(self) -> None:
+        """Climb the micro-batches, then evaluate, then gather a checkpoint."""
+        try:
+            with RunningOut("training", self._device):
+                for index, micro in enumerate(self._wanted["micro_batch_sizes"]):
+                    self._note("began", micro_batch_size=micro)
+                    self._rung(micro, warm=index > 0)
+        finally:
+            self._feed.close()
+        with RunningOut("evaluation", self._device):
+            for size in self._wanted["evaluation_batch_sizes"] if self._loop.eval_data is not None else ():
+                self._evaluate(size)
+        with RunningOut("saving", self._device):
+            self._gather()
+
+    def _rung(self, micro: int, *, warm: bool) -> None:
+        loop, ranks = self._loop, self._world_size
+        share = -(-loop.job.train.global_batch_size // ranks)
+        passes = min(PASSES_FOR_MEMORY, -(-share // micro))
+        loop.balance = Balance(Split((1,) * ranks, (micro,) * ranks), loop.ranks, None, settled=True)
+        # The longest again and again: any rank may meet them, and in any part of a step.
+        longest = np.resize(self._longest[:micro], passes * micro * ranks)
+        if not warm:
+            self._step(longest)  # makes the optimizer's states, and loads kernels
+        self._peak.restart()
+        self._step(longest)
+        needed = self._peak.needed_bytes()
+        timed = [self._timed_step(number) for number in range(self._wanted["timed_steps"])]
+        self._note(
+            "measured",
+            micro_batch_size=micro,
+            needed_bytes=needed,
+            capacity_bytes=self._peak.capacity_bytes,
+            step_s=median(step_s for step_s, _ in timed),
+            once_s=median(once_s for _, once_s in timed),
+            longest=int(loop.train_data.lengths.max()),
+        )
+        if loop.ranks.is_first:
+            say(f"micro-batch {micro}: {needed / 2**30:.2f} GiB")
+
+    def _timed_step(self, number: int) -> tuple[float, float]:
+        """Return the seconds of a step, and those of them that it takes once however many passes it has."""
+        size = self._wanted["timed_samples"]
+        samples = np.take(self._usual, np.arange(number * size, (number + 1) * size), mode="wrap")
+        once_before, began_s = self._once_s(), time.perf_counter()
+        self._step(samples)
+        once_s = self._once_s() - once_before
+        return time.perf_counter() - began_s, once_s
+
+    def _once_s(self) -> float:
+        """Return the seconds so far in the optimizer and in waiting for the gradients of others."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            self._loop.sections.drain()
+        seconds = self._loop.sections.seconds
+        return seconds["optimizer"] + seconds["communication"]
+
+    def _step(self, samples: Samples) -> None:
+        loop, before = self._loop, self._loop.position
+        loop.order = (0, samples)
+        after = Position(before.step + 1, 0, 0, before.samples_seen + len(samples))
+        loop.step(Batch(0, 0, len(samples), before, after), self._feed, Pace())
+        loop.position = after
+
+    def _evaluate(self, size: int) -> None:
+        loop = self._loop
+        assert loop.eval_data is not None
+        self._peak.restart()
+        assignment = dataclasses.replace(loop.assignment, eval_batch_size=size)
+        rehearse(loop.strategy, loop.task, loop.eval_data, loop.ranks, assignment, limit=loop.job.eval.limit)
+        self._note("evaluated", batch_size=size, needed_bytes=self._peak.needed_bytes())
+
+    def _gather(self) -> None:
+        """Bring together what a checkpoint holds, as saving it does; nothing is written."""
+        loop, ranks = self._loop, self._loop.ranks
+        self._peak.restart()
+        for stem, tensors in (
+            (weights_stem(loop.strategy), loop.strategy.gather_weights()),
+            (OPTIMIZER_STEM, loop.strategy.gather_optimizer()),
+        ):
+            ShardWriter(stem, rank=ranks.rank, shards=1 if stem == ADAPTER_STEM else ranks.world_size).collect(tensors)
+        self._note("gathered", needed_bytes=self._peak.needed_bytes())
+
+    def _note(self, what: str, **figures: Any) -> None:
+        append(self._lines, {"what": what, **figures})

@@ -1,0 +1,205 @@
+"""Which micro-batches to try next, from what is known of those that were tried: no more probes than that needs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainwright.plan.search import SAME_TIME
+from trainwright.plan.tuned import Point
+
+RUNGS = 4
+"""Micro-batches that one probe climbs."""
+MOST_PROBES, MOST_SCRIPT_PROBES = 4, 6
+"""A script is started anew for every micro-batch, so its search takes more of them."""
+MOST_LOST = 2
+"""Probes that may end without an answer, killed or hung, before the search ends with what it knows."""
+GROWTH = (4, 8)
+"""Where memory is not known, a batch grows by so many samples at a time (S2-32)."""
+SHARES = (0.70, 0.85, 0.90)
+"""Uses of memory that the levels are near (S2-07, S2-16)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One micro-batch that ran: seconds of a pass, and those that a step takes once; None where not measured."""
+
+    micro_batch_size: int
+    needed_bytes: int | None = None
+    capacity_bytes: int | None = None
+    pass_s: float | None = None
+    once_s: float = 0.0
+
+    def step_s(self, passes: int) -> float | None:
+        """Return the seconds of an optimizer step of so many passes."""
+        return None if self.pass_s is None else passes * self.pass_s + self.once_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a probe found: the micro-batches that ran; the one that did not (`too_large`), and why.
+
+    `lost_at` is the one that was under way in a probe that was killed or hung, which says nothing of it.
+    """
+
+    rungs: tuple[Rung, ...] = ()
+    too_large: int | None = None
+    lost_at: int | None = None
+    why: str | None = None
+    evaluated: tuple[int, ...] = ()
+    evaluation_too_large: int | None = None
+    steps: int = 0
+
+
+class Search:
+    """What is known of the micro-batches `sizes` (rising), and what to probe next, `at_once` of them in one probe.
+
+    Peak memory is affine in the micro-batch, or bends upwards where another phase of the step takes over: what two
+    measured points say does not fit does not, and what they say fits is tried.
+    """
+
+    def __init__(self, sizes: Sequence[int], predicted: int, share: int, *, at_once: int = RUNGS) -> None:
+        self.sizes, self._share, self._at_once = tuple(sizes), share, at_once
+        self._predicted = max(size for size in self.sizes if size <= max(predicted, self.sizes[0]))
+        self.rungs: dict[int, Rung] = {}
+        self.too_large: int | None = None
+        self.why: str | None = None
+        self.evaluated: int | None = None
+        self.evaluation_too_large: int | None = None
+        self.probes = self.steps = self.lost = 0
+        self._lost_at: Counter[int] = Counter()
+
+    def take(self, outcome: Outcome) -> None:
+        """Learn from a probe."""
+        self.steps += outcome.steps
+        self.rungs |= {rung.micro_batch_size: rung for rung in outcome.rungs}
+        self.evaluated = max((*outcome.evaluated, self.evaluated or 0)) or None
+        if outcome.evaluation_too_large is not None:
+            self.evaluation_too_large = outcome.evaluation_too_large
+        if outcome.lost_at is None:
+            self.probes += 1
+            self._limit(outcome.too_large, outcome.why)
+            return
+        self.lost += 1
+        self._lost_at[outcome.lost_at] += 1
+        if self._lost_at[outcome.lost_at] > 1:
+            self._limit(outcome.lost_at, f"{outcome.why}, twice")
+
+    def _limit(self, size: int | None, why: str | None) -> None:
+        if size is not None and (self.too_large is None or size < self.too_large):
+            self.too_large, self.why = size, why
+
+    @property
+    def largest(self) -> int | None:
+        """The largest micro-batch that ran, None before one did."""
+        return max(self.rungs, default=None)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether not even the smallest runs."""
+        return self.too_large == self.sizes[0]
+
+    def next_sizes(self) -> tuple[int, ...]:
+        """Return the micro-batches of the next probe, rising; none where everything is known, or enough was tried."""
+        most = MOST_PROBES if self._at_once > 1 else MOST_SCRIPT_PROBES
+        if self.probes >= most or self.lost > MOST_LOST or self.is_hopeless:
+            return ()
+        if self.largest is None and self.too_large is None:
+            return self._first()
+        return self._towards_the_edge() or self._towards_the_fastest()
+
+    def needed_bytes(self, size: int) -> float | None:
+        """Return the memory that a micro-batch is to be expected to need, None where too little is known."""
+        known = [(m, rung.needed_bytes) for m, rung in sorted(self.rungs.items()) if rung.needed_bytes is not None]
+        if len(known) < 2:
+            return None
+        (m1, low), (m2, high) = known[-2:]
+        return high + max(0.0, (high - low) / (m2 - m1)) * (size - m2)
+
+    def points(self) -> tuple[Point, ...]:
+        """Return every micro-batch that ran with its measured figures."""
+        return tuple(
+            Point(
+                micro_batch_size=size,
+                needed_bytes=rung.needed_bytes,
+                capacity_bytes=rung.capacity_bytes,
+                step_s=rung.step_s(self._passes(size)),
+            )
+            for size, rung in sorted(self.rungs.items())
+        )
+
+    def _first(self) -> tuple[int, ...]:
+        """The predicted largest, from the smallest up: small ones are cheap, and say where the edge is."""
+        below = [size for size in self.sizes if size <= self._predicted]
+        return _spread(below, self._at_once)
+
+    def _towards_the_edge(self) -> tuple[int, ...]:
+        """Larger ones that may run, if it is not known already that they do not."""
+        low, high = self.largest or 0, self.too_large or math.inf
+        unknown = [size for size in self.sizes if low < size < high]
+        if not unknown:
+            return ()
+        shares = {size: share for size in unknown if (share := self._share_of_memory(size)) is not None}
+        if shares:
+            within = [size for size in unknown if shares[size] <= 1]
+            if not within:
+                return ()
+            near = [max((size for size in within if shares[size] <= most), default=None) for most in SHARES]
+            half_way = min(within, key=lambda size: abs(size - math.sqrt(max(low, 1) * within[-1])))
+            wanted = dict.fromkeys([within[-1], *(size for size in reversed(near) if size is not None), half_way])
+            return tuple(sorted(list(wanted)[: self._at_once]))
+        if self.too_large is None:
+            return self._grown(low, unknown)
+        return tuple(unknown[len(unknown) // 2 :][:1]) if self._at_once == 1 else _spread(unknown, self._at_once)
+
+    def _grown(self, low: int, unknown: Sequence[int]) -> tuple[int, ...]:
+        grown: list[int] = []
+        while len(grown) < self._at_once and unknown[-1] > low:
+            larger = [size for size in unknown if size > low]
+            low = max((size for size in larger if size <= low + GROWTH[1]), default=larger[0])
+            grown.append(low)
+        return tuple(grown)
+
+    def _towards_the_fastest(self) -> tuple[int, ...]:
+        """Those between measured ones that should be faster than all of them."""
+        timed = {size: rung for size, rung in self.rungs.items() if rung.pass_s is not None}
+        if not timed:
+            return ()
+        best_s = min(self._expected_s(size, timed) for size in timed)
+        between = [size for size in self.sizes if min(timed) < size < max(timed) and size not in self.rungs]
+        expected = {size: self._expected_s(size, timed) for size in between}
+        faster = sorted((s, size) for size, s in expected.items() if s < best_s * (1 - SAME_TIME))
+        return tuple(sorted(size for _, size in faster[: self._at_once]))
+
+    def _expected_s(self, size: int, timed: dict[int, Rung]) -> float:
+        """Return the seconds of a step, a pass being as long as between its neighbours."""
+        below, above = max(m for m in timed if m <= size), min(m for m in timed if m >= size)
+        share = 0.0 if above == below else (size - below) / (above - below)
+        low, high = timed[below], timed[above]
+        assert low.pass_s is not None and high.pass_s is not None
+        pass_s = low.pass_s + share * (high.pass_s - low.pass_s)
+        return self._passes(size) * pass_s + low.once_s + share * (high.once_s - low.once_s)
+
+    def _share_of_memory(self, size: int) -> float | None:
+        needed = self.needed_bytes(size)
+        capacity = [rung.capacity_bytes for rung in self.rungs.values() if rung.capacity_bytes]
+        return None if needed is None or not capacity else needed / min(capacity)
+
+    def _passes(self, size: int) -> int:
+        return -(-self._share // size)
+
+
+def sizes_of(share: int) -> tuple[int, ...]:
+    """Return the micro-batches that a rank's share of a step can be cut into: the largest of 1, 2, 3, ... parts."""
+    return tuple(sorted({-(-share // parts) for parts in range(1, share + 1)}))
+
+
+def _spread(sizes: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the largest, and others at equal ratios below it down to the smallest."""
+    if count == 1 or len(sizes) == 1:
+        return (sizes[-1],)
+    ratio = (sizes[-1] / sizes[0]) ** (1 / (count - 1))
+    wanted = [sizes[0] * ratio**step for step in range(count)]
+    return tuple(sorted({min(sizes, key=lambda size: abs(math.log(size / aim))) for aim in wanted}))
