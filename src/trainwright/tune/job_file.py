@@ -29,7 +29,8 @@ def set_in_job(path: Path, values: Values) -> None:
     edited = text
     for (section, key), value in values.items():
         edited = _with_value(edited, section, key, value)
-    if _read(edited) != _with_values(_read(text), values):
+    before = _read(text)
+    if before is None or _read(edited) != _with_values(before, values):
         raise UserError(
             f"{path} is not written in lines that can be changed one by one",
             hints=[
@@ -57,13 +58,13 @@ def _with_value(text: str, section: str, key: str, value: int) -> str:
     return f"{text[: heading.end()]}{indent}{key}: {value}\n{text[heading.end() :]}"
 
 
-def _read(text: str) -> Any:
+def _read(text: str) -> dict[str, Any] | None:
     """Return what the text says as a job, None where it cannot be read."""
     document = read_keys(text, lambda line, column: Origin("file", f"{line}:{column}"))
     return document.values if document.readable and not document.problems else None
 
 
-def _with_values(content: Any, values: Values) -> Any:
+def _with_values(content: dict[str, Any], values: Values) -> dict[str, Any]:
     wanted = copy.deepcopy(content)
     for (section, key), value in values.items():
         wanted[section] = {**(wanted.get(section) or {}), key: value}

@@ -14,6 +14,8 @@ RUNGS = 4
 """Micro-batches that one probe climbs."""
 MOST_PROBES, MOST_SCRIPT_PROBES = 4, 6
 """A script is started anew for every micro-batch, so its search takes more of them."""
+ENOUGH_PROBES = 3
+"""Beyond so many none is made for speed alone."""
 MOST_LOST = 2
 """Probes that may end without an answer, killed or hung, before the search ends with what it knows."""
 GROWTH = (4, 8)
@@ -163,20 +165,19 @@ class Search:
         return tuple(grown)
 
     def _towards_the_fastest(self) -> tuple[int, ...]:
-        """Those between measured ones that should be faster than all of them."""
+        """Those between measured ones that may be faster than all of them: more samples never take less time."""
         timed = {size: rung for size, rung in self.rungs.items() if rung.pass_s is not None}
-        if not timed:
+        if not timed or self.probes >= ENOUGH_PROBES:
             return ()
-        best_s = min(self._expected_s(size, timed) for size in timed)
+        best_s = min(self._expected_s(size, timed, 1.0) for size in timed)
         between = [size for size in self.sizes if min(timed) < size < max(timed) and size not in self.rungs]
-        expected = {size: self._expected_s(size, timed) for size in between}
-        faster = sorted((s, size) for size, s in expected.items() if s < best_s * (1 - SAME_TIME))
-        return tuple(sorted(size for _, size in faster[: self._at_once]))
+        may_be = [size for size in between if self._expected_s(size, timed, 0.0) < best_s * (1 - SAME_TIME)]
+        return _spread(may_be, self._at_once) if may_be else ()
 
-    def _expected_s(self, size: int, timed: dict[int, Rung]) -> float:
-        """Return the seconds of a step, a pass being as long as between its neighbours."""
+    def _expected_s(self, size: int, timed: dict[int, Rung], growth: float) -> float:
+        """Return the seconds of a step; a pass is longer than that of the size below by `growth` of a straight line."""
         below, above = max(m for m in timed if m <= size), min(m for m in timed if m >= size)
-        share = 0.0 if above == below else (size - below) / (above - below)
+        share = 0.0 if above == below else growth * (size - below) / (above - below)
         low, high = timed[below], timed[above]
         assert low.pass_s is not None and high.pass_s is not None
         pass_s = low.pass_s + share * (high.pass_s - low.pass_s)
