@@ -82,7 +82,10 @@ class OnSmallDevice(CausalLM):
         self, job: Job, tokenizer: Any, *, limit_mib: float, message: str = "torch", ranks: list[int] | None = None
     ) -> None:
         super().__init__(job, tokenizer)
-        limited = ranks is None or int(os.environ["RANK"]) in ranks
+        rank = os.environ.get("RANK")
+        if rank is None:
+            return  # it only prepares the data
+        limited = ranks is None or int(rank) in ranks
         device = SmallDevice(round(limit_mib * 2**20) if limited else 2**50, MESSAGES[message])
         device.__enter__()
         peaks.PEAKS["cpu"] = lambda *_: device

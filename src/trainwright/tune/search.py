@@ -172,7 +172,8 @@ class Search:
         best_s = min(self._expected_s(size, timed, 1.0) for size in timed)
         between = [size for size in self.sizes if min(timed) < size < max(timed) and size not in self.rungs]
         may_be = [size for size in between if self._expected_s(size, timed, 0.0) < best_s * (1 - SAME_TIME)]
-        return _spread(may_be, self._at_once) if may_be else ()
+        likely = sorted(may_be, key=lambda size: self._expected_s(size, timed, 1.0))
+        return tuple(sorted(likely[: self._at_once]))
 
     def _expected_s(self, size: int, timed: dict[int, Rung], growth: float) -> float:
         """Return the seconds of a step; a pass is longer than that of the size below by `growth` of a straight line."""

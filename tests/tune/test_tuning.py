@@ -1,0 +1,149 @@
+"""`trainwright tune` on real workers, whose device is a small one played on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from tuned_jobs import everything_in, write_job
+
+from trainwright.job.loading import load_job
+from trainwright.launch.planning import Asked, plan_job
+from trainwright.launch.processes import Processes
+from trainwright.launch.supervision import StopAsked, start_here
+from trainwright.plan.layout import Layout
+from trainwright.runs.folder import RunFolder
+from trainwright.tune.probes import Watch, WorkerProbes
+from trainwright.tune.tuning import TuneOptions, tune
+
+DEADLINE_S = 240.0
+GIVES_UP_S = 600.0
+
+
+def trainwright(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainwright", *arguments],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def test_the_command_finds_the_edge_and_later_commands_use_what_it_measured(tmp_path: Path) -> None:
+    """S2-17, S2-24 to S2-37, U-07, T-11: few probes cold, none warm; the run folder is as before, the job file is told.
+
+    A prediction that is too large finds the same: the next micro-batch above the largest really does not run.
+    """
+    write_job(tmp_path, task_options={"limit_mib": 6})
+    (tmp_path / "outputs" / "run").mkdir(parents=True)
+    (tmp_path / "outputs" / "run" / "mine.txt").write_text("stays")
+    before, places = everything_in(tmp_path / "outputs"), set(Path(tempfile.gettempdir()).glob("trainwright-tune-*"))
+    cold = trainwright(tmp_path, "tune", "job.yaml", "--json")
+    assert cold.returncode == 0, cold.stderr
+    found = json.loads(cold.stdout)
+    points = {point["micro_batch_size"]: point for point in found["points"]}
+    assert found["probes"] <= 4
+    assert found["steps"] <= 20 * found["probes"]
+    assert all(point["needed_bytes"] <= point["capacity_bytes"] == 6 * 2**20 for point in points.values())
+    assert found["levels"]["extreme"] == max(points) < 32
+    assert found["fastest"] in points
+    assert found["evaluated"] >= max(points)
+    assert everything_in(tmp_path / "outputs") == before
+    assert set(Path(tempfile.gettempdir()).glob("trainwright-tune-*")) <= places
+
+    one_more = min(size for size in (-(-32 // parts) for parts in range(1, 33)) if size > max(points))
+    largest = trainwright(tmp_path, "tune", "job.yaml", "--level", "extreme", "--write")
+    assert largest.returncode == 0, largest.stderr
+    assert "Probe" not in largest.stderr, "what was measured once is not measured again"
+    assert re.search(rf"^  {max(points)} .*extreme", largest.stdout, re.MULTILINE), largest.stdout
+    assert f"train:  # how\n  micro_batch_size: {max(points)}\n" in (tmp_path / "job.yaml").read_text()
+    plan = json.loads(trainwright(tmp_path, "plan", "job.yaml", "train.micro_batch_size=auto", "--json").stdout)
+    assert plan["layout"]["micro_batch_size"] == max(points)
+    assert plan["layout"]["global_batch_size"] == 32
+    assert plan["choices"]["train.micro_batch_size"]["reason"] == f"measured by tune on {found['date'][:10]}, extreme"
+    other = json.loads(
+        trainwright(tmp_path, "plan", "job.yaml", "train.micro_batch_size=auto", "data.max_length=32", "--json").stdout
+    )
+    assert "tune" not in other["choices"]["train.micro_batch_size"]["reason"]
+
+    run = trainwright(tmp_path, "train", "job.yaml", "train.micro_batch_size=auto", "name=taken", "--dry-run")
+    assert f"train.micro_batch_size = {max(points)}  (measured by tune on " in run.stderr
+
+    wrong = f"train.micro_batch_size={one_more}"
+    again = trainwright(tmp_path, "tune", "job.yaml", wrong, "--fresh", "--json")
+    assert again.returncode == 0, again.stderr
+    assert f"{one_more} is too large: out of memory in training: CUDA out of memory" in again.stderr
+    assert json.loads(again.stdout)["levels"]["extreme"] == max(points)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job of two ranks, of which only the second has a limit."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    write_job(
+        folder,
+        task_options={"limit_mib": 3.5, "ranks": [1], "message": "NCCL"},
+        resources={"device": "cpu", "precision": "fp32", "ranks": 2, "balance": "off"},
+    )
+    return folder
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+def test_one_rank_that_runs_out_of_memory_ends_the_probe_for_all(
+    two_ranks: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Done-when 4: the micro-batches before it are known, nothing hangs, and no process is left."""
+    monkeypatch.chdir(two_ranks)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    job, plan, _ = plan_job(load_job("job.yaml", [f"resources.strategy={strategy}"]), Asked())
+    watch = Watch(StopAsked(), GIVES_UP_S, 0)
+    probes = WorkerProbes(RunFolder(two_ranks / "probes" / job.name), job, plan, watch)
+    outcome = probes.run((1, 2, 16), (16,))
+    assert [rung.micro_batch_size for rung in outcome.rungs] == [1, 2], outcome.why
+    assert all(rung.pass_s and rung.needed_bytes and rung.capacity_bytes for rung in outcome.rungs)
+    assert outcome.too_large == 16
+    assert outcome.why is not None
+    assert "unhandled cuda error" in outcome.why
+    mine = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    assert not [child for child in mine if "trainwright.train" in " ".join(child.cmdline())]
+
+
+def test_a_probe_that_is_killed_and_one_that_hangs_cost_only_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Done-when 4: both are told, and the third one finds what they would have found."""
+    write_job(tmp_path, task="lost_task:Lost", task_options={}, train={"global_batch_size": 4, "max_steps": 4})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def start(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
+        """Start the ranks, and let the time of the probe begin when the second hangs and the others have ended."""
+        processes = start_here(folder, layout, attempt)
+        deadline_s = time.monotonic() + DEADLINE_S
+        wanted: Callable[[], bool] = (folder.path / "hangs").exists if attempt == 2 else lambda: not processes.running
+        while not wanted() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return processes
+
+    options = TuneOptions(timeout_s=1.0)
+    answer = tune(load_job("job.yaml"), options, open_probes=partial(WorkerProbes, start_ranks=start))
+    told = capsys.readouterr().err
+    assert "lost at 1, which says nothing of its memory: rank 0 was ended by SIGKILL" in told
+    assert "lost at 4, which says nothing of its memory: it had not ended after 1 s" in told
+    assert [point.micro_batch_size for point in answer.tuned.points] == [1, 2, 4]
+    assert answer.tuned.too_large is None
+    assert dataclasses.replace(answer.tuned).probes == 3
