@@ -70,7 +70,7 @@ def test_what_was_measured_comes_before_what_is_estimated() -> None:
         ("model", {"name": "Qwen/Qwen2.5-1.5B"}),
         ("method", {"type": "lora", "r": 8}),
         ("resources", {"precision": "fp32"}),
-        ("resources", {"strategy": "fsdp2"}),
+        ("resources", {"strategy": "ddp"}),
         ("train", {"global_batch_size": 64, "optim": "adafactor"}),
         ("train", {"global_batch_size": 64, "gradient_checkpointing": True}),
         ("train", {"global_batch_size": 64, "micro_batch_size": 8}),

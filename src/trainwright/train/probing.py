@@ -10,7 +10,6 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,9 @@ PASSES_FOR_MEMORY = 2
 def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
     """Go through the steps that `wanted` names, and then through an evaluation and what a checkpoint gathers.
 
-    `micro_batch_sizes` and `evaluation_batch_sizes` rise; `timed_steps` steps of `timed_samples` samples each are timed
-    at every micro-batch, on samples as the run will meet them. Memory is that of the longest samples.
+    `micro_batch_sizes` and `evaluation_batch_sizes` rise. Memory is that of the longest samples. The time at a
+    micro-batch is the best of `timed_steps` steps, all on the first `timed_samples` samples of the run: what else the
+    machine does makes a step longer and never shorter.
 
     Raises:
         OutOfMemoryError: the memory of this rank did not suffice.
@@ -74,37 +74,41 @@ class Probe:
         with RunningOut("saving", self._device):
             self._gather()
 
-    def _rung(self, micro: int, *, warm: bool) -> None:
+    def longest_step(self, micro: int) -> None:
+        """Do a step that needs as much memory as any of this micro-batch can.
+
+        Its samples are the longest, again and again: any rank may meet them, and in any part of a step.
+        """
         loop, ranks = self._loop, self._world_size
         share = -(-loop.job.train.global_batch_size // ranks)
         passes = min(PASSES_FOR_MEMORY, -(-share // micro))
         loop.balance = Balance(Split((1,) * ranks, (micro,) * ranks), loop.ranks, None, settled=True)
-        # The longest again and again: any rank may meet them, and in any part of a step.
-        longest = np.resize(self._longest[:micro], passes * micro * ranks)
+        self._step(np.resize(self._longest[:micro], passes * micro * ranks))
+
+    def _rung(self, micro: int, *, warm: bool) -> None:
+        loop = self._loop
         if not warm:
-            self._step(longest)  # makes the optimizer's states, and loads kernels
+            self.longest_step(micro)  # makes the optimizer's states, and loads kernels
         self._peak.restart()
-        self._step(longest)
+        self.longest_step(micro)
         needed = self._peak.needed_bytes()
-        timed = [self._timed_step(number) for number in range(self._wanted["timed_steps"])]
+        step_s, once_s = min(self._timed_step() for _ in range(self._wanted["timed_steps"]))
         self._note(
             "measured",
             micro_batch_size=micro,
             needed_bytes=needed,
             capacity_bytes=self._peak.capacity_bytes,
-            step_s=median(step_s for step_s, _ in timed),
-            once_s=median(once_s for _, once_s in timed),
+            step_s=step_s,
+            once_s=once_s,
             longest=int(loop.train_data.lengths.max()),
         )
         if loop.ranks.is_first:
             say(f"micro-batch {micro}: {needed / 2**30:.2f} GiB")
 
-    def _timed_step(self, number: int) -> tuple[float, float]:
+    def _timed_step(self) -> tuple[float, float]:
         """Return the seconds of a step, and those of them that it takes once however many passes it has."""
-        size = self._wanted["timed_samples"]
-        samples = np.take(self._usual, np.arange(number * size, (number + 1) * size), mode="wrap")
         once_before, began_s = self._once_s(), time.perf_counter()
-        self._step(samples)
+        self._step(np.resize(self._usual, self._wanted["timed_samples"]))
         once_s = self._once_s() - once_before
         return time.perf_counter() - began_s, once_s
 
