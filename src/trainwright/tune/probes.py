@@ -55,7 +55,7 @@ class Watch:
         try:
             while processes.running and not processes.failed:
                 if self.stop.times:
-                    raise UserError("stopped; nothing was kept", exit_code=ExitCode.STOPPED)
+                    raise stopped()
                 if time.monotonic() > ends_s:
                     return f"it had not ended after {self.timeout_s:g} s"
                 if time.monotonic() > look_s:
@@ -71,6 +71,11 @@ class Watch:
 
 
 HOST_MEMORY = "host memory ran out"
+
+
+def stopped() -> UserError:
+    """Return the end that the user asked for."""
+    return UserError("stopped; nothing was kept", exit_code=ExitCode.STOPPED)
 
 
 def host_left_bytes() -> int | None:
@@ -92,6 +97,8 @@ class WorkerProbes:
         folder.create()
         write_run_files(folder, job, plan.to_json())
         code = run_prepare(folder, watch.stop)
+        if watch.stop.times:
+            raise stopped()
         if code is not ExitCode.DONE:
             raise UserError("the data could not be prepared, as it says above", exit_code=code)
 
