@@ -15,7 +15,6 @@ import torch
 from hungry_task import MESSAGES
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from trainwright.job.schema import Job
 from trainwright.train import peaks
@@ -42,7 +41,7 @@ class SmallDevice(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it is made of plain tensors, which come by here too
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        for tensor in made if isinstance(made, tuple | list) else (made,):
             if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
                 self._count(tensor.untyped_storage())
         return made

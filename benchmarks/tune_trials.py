@@ -57,9 +57,9 @@ SWEEPS = 2
 """A size's time is the better of so many sweeps: another program makes a step longer and never shorter."""
 NO_LIMIT_MIB = 2**20
 LIBRARIES = ("trainwright", "torch", "transformers", "accelerate")
-LINE = "{:3} {:32} {:>9} {:>7} {:>7} {:>6} {:>5} {:>5} {:>4} {:>8} {:>8} {:>7} {:>11} {:>9}"
+LINE = "{:3} {:38} {:>9} {:>7} {:>7} {:>6} {:>5} {:>5} {:>4} {:>8} {:>8} {:>7} {:>11} {:>9}"
 HEADINGS = (
-    "job", "model, length, method", "limit MiB", "sweep", "tune", "probes", "steps", "s", "warm",
+    "job", "width x layers x length, method", "limit MiB", "sweep", "tune", "probes", "steps", "s", "warm",
     "fastest", "tune's", "slower", "accelerate", "tries",
 )  # fmt: skip
 
@@ -200,11 +200,11 @@ class Trial:
         )
 
 
-def job_of(number: int, draw: random.Random, folder: Path, bases: dict[int, str]) -> tuple[str, dict[str, Any]]:
+def job_of(number: int, draw: random.Random, folder: Path, bases: dict[str, str]) -> tuple[str, dict[str, Any]]:
     """Return a job, and what sets it apart from the others."""
-    width, length = draw.choice(list(bases)), draw.choice([32, 64, 96, 128])
+    size, length = draw.choice(list(bases)), draw.choice([32, 64, 96, 128])
     method = draw.choice(["full", "full", "lora"])
-    total = draw.choice([12, 16, 24, 32, 40, 48, 64])
+    total = draw.choice([8, 12, 16, 20, 24, 32, 40])
     precision = draw.choice(["fp32", "fp32", "bf16"])
     optim = draw.choice(["adamw", "adafactor"])
     rows = [
@@ -222,7 +222,7 @@ def job_of(number: int, draw: random.Random, folder: Path, bases: dict[int, str]
         "name": f"trial-{number}",
         "task": "small_device:OnSmallDevice",
         "task_options": {"limit_mib": NO_LIMIT_MIB},
-        "model": {"name": bases[width]},
+        "model": {"name": bases[size]},
         "data": {
             "path": str(data),
             "eval_path": str(held_out),
@@ -240,11 +240,11 @@ def job_of(number: int, draw: random.Random, folder: Path, bases: dict[int, str]
         "tracking": [],
     }
     checkpointing = ", ckpt" if job["train"]["gradient_checkpointing"] else ""  # type: ignore[index]
-    return f"{width} x {length}, {method} {precision} {optim[:5]}{checkpointing}", job
+    return f"{size} x {length}, {method} {precision} {optim[:5]}{checkpointing}", job
 
 
-def write_bases(folder: Path) -> dict[int, str]:
-    """Save small models with a tokenizer, by their width."""
+def write_bases(folder: Path) -> dict[str, str]:
+    """Save small models with a tokenizer, by width and layers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -253,7 +253,7 @@ def write_bases(folder: Path) -> dict[int, str]:
     special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     found = {}
-    for width, layers in ((32, 2), (64, 2), (64, 4), (96, 3)):
+    for width, layers in ((32, 1), (32, 3), (64, 1), (64, 2), (128, 1)):
         config = LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=width,
@@ -265,7 +265,7 @@ def write_bases(folder: Path) -> dict[int, str]:
         path = folder / f"base-{width}-{layers}"
         LlamaForCausalLM(config).save_pretrained(path)
         tokenizer.save_pretrained(path)
-        found[width * layers] = str(path)
+        found[f"{width} x {layers}"] = str(path)
     return found
 
 
