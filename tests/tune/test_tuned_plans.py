@@ -82,6 +82,15 @@ def test_an_answer_for_something_else_is_left_aside(key: str, value: dict[str, A
     assert planned(job, an_answer()).layout == planned(job).layout
 
 
+def test_gpus_of_different_speed_keep_the_parts_that_suit_their_speed() -> None:
+    mixed = asked_inventory("a100-80gb:2,v100-32gb:2", "auto").usable
+    job = Job.model_validate(JOB | {"resources": {"ranks": 4, "strategy": "ddp", "precision": "fp16"}})
+    plan = choose(job, {"train.global_batch_size"}, mixed, Wish())[1]
+    assert plan.layout.rank_samples
+    answer = an_answer(setting=setting_of(job, plan.layout, plan.devices))
+    assert choose(job, {"train.global_batch_size"}, mixed, Wish(tuned=(answer,)))[1].layout == plan.layout
+
+
 def test_an_answer_that_met_the_longest_sample_there_can_be_holds_for_other_data() -> None:
     tuned = an_answer()
     any_data = dataclasses.replace(tuned, setting=dataclasses.replace(tuned.setting, data=None))

@@ -110,7 +110,8 @@ def choose(
     settled, plan = _untuned(job, given, devices, wish)
     tuned = answer_for(setting_of(settled, plan.layout, plan.devices), wish.tuned)
     batch = (job.train.micro_batch_size, job.train.gradient_accumulation_steps)
-    if tuned is None or plan.layout == wish.keep or batch != ("auto", "auto"):
+    # `tune` measures equal parts: GPUs of different speed are better off with the unequal ones that are planned.
+    if tuned is None or plan.layout == wish.keep or batch != ("auto", "auto") or plan.layout.rank_samples:
         return settled, plan
     layout = tuned.layout(plan.layout, job)
     if layout != plan.layout:
