@@ -38,6 +38,7 @@ from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.train.assignment import Assignment
+from trainwright.train.balance import Balance
 from trainwright.train.console import Pace
 from trainwright.train.data.packing import join_documents
 from trainwright.train.feeding import Feed
@@ -146,6 +147,7 @@ def _assignment(configuration: Configuration, ranks: Ranks) -> Assignment:
         local_rank=0,
         world_size=ranks.world_size,
         attempt=1,
+        global_batch_size=configuration.global_batch,
         device=ranks.device.type,
         strategy=configuration.strategy,
         precision=configuration.precision,
@@ -175,6 +177,7 @@ def _step_loop(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strateg
         tracking=None,
         measuring=Measuring(ranks.device),
         sections=Sections(ranks.device),
+        balance=Balance(assignment.split, ranks, None, settled=True),
         position=Position(),
         best=None,
         eval_due=False,

@@ -106,6 +106,7 @@ def test_lora_on_all_linears(name: str) -> None:
     assert_same(ours, counted(SMALL[name], with_lora("all-linear")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_lora_with_checkpointing(name: str) -> None:
     ours = step_flops(describe(SMALL[name]), BATCH, kernel="eager", lora=Lora(4), checkpointing=True)
@@ -113,7 +114,6 @@ def test_lora_with_checkpointing(name: str) -> None:
     assert_same(ours, counted(SMALL[name], lambda model: checkpointed(prepare(model))))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

@@ -60,8 +60,9 @@ def _anatomy(config: dict[str, Any]) -> Anatomy:
     return anatomy(read_config(config, from_scratch=True))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is told by Linux alone")
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_real_run_takes_what_was_predicted(tmp_path: Path, ranks: int) -> None:
     """S2-16, S2-35: rank 0 and the whole node, from start to the final model."""
     strategy = "single" if ranks == 1 else "ddp"
@@ -75,6 +76,7 @@ def test_a_real_run_takes_what_was_predicted(tmp_path: Path, ranks: int) -> None
     assert predicted.node_bytes == pytest.approx(real.node_bytes, rel=0.08)
 
 
+@pytest.mark.long
 def test_deepspeed_holds_the_buffers_that_were_predicted(tmp_path: Path) -> None:
     """S0-43: master weights, moments, gradients and parameters in host memory, with two ranks, to a thousandth."""
     config = LLAMA | {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2}
@@ -92,6 +94,7 @@ def test_deepspeed_holds_the_buffers_that_were_predicted(tmp_path: Path) -> None
         assert held == pytest.approx(offloaded_bytes(request, *_shapes(request)), rel=1e-3), request
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is told by Linux alone")
 def test_a_checkpoint_in_the_dtype_it_is_used_in_stays_mapped(tmp_path: Path) -> None:
     """S2-35: only a model that is converted on loading is private memory; what is mapped the kernel may drop."""

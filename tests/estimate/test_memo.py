@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tracing import ENVIRONMENT, GPT2, LLAMA, T5, request
 
 MOE = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -51,6 +52,7 @@ for data in json.loads(sys.stdin.read()):
 """
 
 
+@pytest.mark.long
 def test_traces_with_and_without_the_memo_are_the_same(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BOTH_WAYS],

@@ -67,6 +67,7 @@ def test_what_the_number_of_ranks_changes(tmp_path: Path) -> None:
     )  # with the buckets, in which the gradients will lie
 
 
+@pytest.mark.long
 def test_checkpoints_around_units_keep_the_gradients_of_all_layers(tmp_path: Path) -> None:
     """FSDP1 with a transformers before 4.53: one gradient of a layer's output more for each layer."""
     layers, hidden = 8, 2 * 128 * 256 * 2

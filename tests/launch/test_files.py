@@ -276,6 +276,7 @@ def steps_of(run_folder: Path) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if record["kind"] == "train"]
 
 
+@pytest.mark.long
 def test_launch_sh_trains_the_job_and_goes_on_where_it_was_stopped(tmp_path: Path, tiny_job: dict[str, Any]) -> None:
     """S4-47, S4-48: two real processes under torchrun; stopped, saved, resumed to the end, each step once.
 

@@ -73,6 +73,7 @@ def wait_for_end(is_over: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_rank_that_sleeps_is_named_with_its_line_and_the_run_ends_with_76(tmp_path: Path) -> None:
     """H01, G5, G7, G10: the line that it sleeps at, the collective that the others wait in, and nothing left alive."""
     run_dir = write_hanging(tmp_path, ranks=2, timeout_s=8, steps=400, fault="sleep", rank=1)
@@ -110,6 +111,7 @@ def test_a_stopped_rank_is_named_while_the_run_hangs_and_after(tmp_path: Path) -
     assert after["evidence"][0]["place"] == "hang.json"
 
 
+@pytest.mark.long
 def test_a_stuck_data_worker_is_data_starvation_and_the_run_goes_on_after_a_restart(tmp_path: Path) -> None:
     """H06, and the restart by policy: the worker's pid and line; the second attempt is not disturbed and finishes."""
     run_dir = write_hanging(tmp_path, ranks=1, timeout_s=8, steps=12, fault="stuck-worker", rank=0, once=True)

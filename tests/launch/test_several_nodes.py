@@ -71,6 +71,7 @@ class TwoNodes:
         return sum(row["attempt"] == attempt for row in ledger(self.run_dir))
 
 
+@pytest.mark.long
 def test_a_rank_killed_on_one_node_is_named_and_the_run_goes_on_and_stops_as_one(tmp_path: Path) -> None:
     """S01, S10, G5: torchrun's own word for the failure is kept; both nodes' ranks stop at the same step, exit 75."""
     nodes = TwoNodes(tmp_path)

@@ -36,6 +36,7 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.long
 def test_a_prompt_is_answered_alike_alone_and_in_a_batch_of_other_lengths(model_dir: Path, tmp_path: Path) -> None:
     rows = [
         {"prompt": " ".join(WORDS[: 1 + number % len(WORDS)]) + f" {number}", "number": number}

@@ -222,6 +222,7 @@ def test_another_global_batch_goes_on_by_samples_seen(rebatched: CompletedRun) -
     assert seen == total
 
 
+@pytest.mark.long
 def test_a_finished_run_says_so_and_more_epochs_need_consent(
     rebatched: CompletedRun, job: Path, run_train: RunTrain
 ) -> None:

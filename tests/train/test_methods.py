@@ -107,7 +107,8 @@ def test_a_merged_model_loads_in_transformers_and_equals_base_and_adapter(lora: 
     assert eval_loss(merged, lora) == pytest.approx(last_eval_loss(lora), abs=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
 def test_sharded_lora_with_recomputed_activations_learns_the_same(
     run_of: RunOf, lora: CompletedRun, strategy: str
 ) -> None:
@@ -150,7 +151,6 @@ def qlora(run_of: RunOf) -> CompletedRun:
     return done(run_of("qlora", "method.type=qlora", "method.r=8", "eval.every=3 steps"))
 
 
-@pytest.mark.long
 def test_qlora_learns_on_a_packed_base(qlora: CompletedRun, lora: CompletedRun) -> None:
     """4-bit nf4: the loss falls, starts off that of the unpacked base, and the adapter loads in peft."""
     from peft import AutoPeftModelForCausalLM
@@ -161,9 +161,8 @@ def test_qlora_learns_on_a_packed_base(qlora: CompletedRun, lora: CompletedRun) 
     assert eval_loss(model, qlora) == pytest.approx(last_eval_loss(qlora), abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["zero3", pytest.param("ddp", marks=pytest.mark.long), pytest.param("fsdp2", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
 def test_qlora_is_the_same_under_every_strategy(run_of: RunOf, qlora: CompletedRun, strategy: str) -> None:
     """To 1e-5, also with fewer evaluations: one must not change the packed weights for the training after it."""
     run = run_of(f"qlora-{strategy}", "method.type=qlora", "method.r=8", *ON_TWO, f"resources.strategy={strategy}")
@@ -188,6 +187,7 @@ def test_unknown_targets_are_answered_with_the_known_ones(run_of: RunOf) -> None
         assert name in run.stderr
 
 
+@pytest.mark.long
 def test_half_precision_on_the_cpu_keeps_adapters_in_fp32(run_of: RunOf, lora: CompletedRun) -> None:
     """S4-18 to S4-22, T-28: fp16 is asked for, what the CPU can do runs (bf16 where it is native), and why is said."""
     run = done(run_of("half", "method.type=lora", "method.r=8", "resources.precision=fp16"))
@@ -229,7 +229,8 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", pytest.param("gpt2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tied_embeddings_stay_tied_when_sharded(
     tmp_path: Path, write_job: WriteJob, run_train: RunTrain, architecture: str
 ) -> None:

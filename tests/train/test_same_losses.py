@@ -22,7 +22,7 @@ CUTS = {
     "2x2x2": ("resources.ranks=2", "train.micro_batch_size=2"),
     "2x4x1": ("resources.ranks=2", "train.micro_batch_size=4"),
 }
-STRATEGIES = ("fsdp2", "zero1", "zero2", "zero3")
+STRATEGIES = ("fsdp2", pytest.param("zero1", marks=pytest.mark.long), "zero2", "zero3")
 
 RunOf = Callable[[str], CompletedRun]
 
@@ -61,7 +61,7 @@ def test_the_run_learns(run_of: RunOf) -> None:
     assert run.steps()[STEPS]["epoch"] > 4
 
 
-@pytest.mark.parametrize("cut", ["2x2x2", "2x4x1"])
+@pytest.mark.parametrize("cut", ["2x2x2", pytest.param("2x4x1", marks=pytest.mark.long)])
 def test_ranks_micro_batches_and_accumulation_do_not_change_the_loss(run_of: RunOf, cut: str) -> None:
     """Ranks x micro-batch x accumulation: each step's loss to 1e-6 for 50 steps (X, loss normalised over the whole)."""
     ranks, micro, accumulation = cut.split("x")

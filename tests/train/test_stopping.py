@@ -34,6 +34,7 @@ WAYS_TO_STOP: dict[str, Callable[[LiveRun], None]] = {
 }
 
 
+@pytest.mark.long
 def test_a_run_stopped_in_every_way_goes_on_with_the_same_command(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_stop_is_clean_in_every_phase_of_a_run(
     assert_same_end(run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_the_third_ctrl_c_ends_a_run_that_does_not_stop(dropout_job: WriteDropoutJob, tmp_path: Path) -> None:
     """S04: two requests wait for a step boundary that does not come; the third ends all at once, nothing is lost."""
     asleep = tmp_path / "asleep"
@@ -144,6 +146,7 @@ def test_a_crash_that_would_come_again_is_shown_and_not_repeated(dropout_job: Wr
     assert ledger(run.run_dir)[-1]["step"] == 6
 
 
+@pytest.mark.long
 def test_nothing_survives_a_killed_launcher_and_the_same_command_goes_on(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +167,7 @@ def test_nothing_survives_a_killed_launcher_and_the_same_command_goes_on(
     assert_same_end(run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_been(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +198,7 @@ def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_been(
     assert_same_end(run.run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_two_runs_at_once_share_no_port_and_listen_on_this_machine_only(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:

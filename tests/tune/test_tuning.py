@@ -98,7 +98,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long), pytest.param("zero2", marks=pytest.mark.long)]
+)
 def test_one_rank_that_runs_out_of_memory_ends_the_probe_for_all(
     two_ranks: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
@@ -118,6 +120,7 @@ def test_one_rank_that_runs_out_of_memory_ends_the_probe_for_all(
     assert not [child for child in mine if "trainwright.train" in " ".join(child.cmdline())]
 
 
+@pytest.mark.long
 def test_a_probe_that_is_killed_and_one_that_hangs_cost_only_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
