@@ -5,8 +5,7 @@
 Each job has its own model, length, method, arithmetic and batch, and a device (`small_device.py`) whose limit lies
 somewhere between what a single sample and what a rank's whole batch needs, or above. The sweep climbs every micro-batch
 on it; then `trainwright tune` runs, from an empty store and again from the one that it left; then the batch-size finder
-of accelerate, in the same worker. Lightning's two are run where Lightning is installed, and are left out with a word
-where it is not.
+of accelerate, in the same worker. Lightning's finders are not compared.
 
 Probes are the product's own, `trainwright.tune.tuning.tune` with the workers of `python -m trainwright.train`; but a
 worker is forked from this process, in which torch and transformers are loaded already, as 200 starts of Python would
@@ -19,7 +18,6 @@ import argparse
 import contextlib
 import datetime
 import importlib.metadata
-import importlib.util
 import io
 import json
 import os
@@ -393,8 +391,6 @@ def main() -> int:
     if median > MEDIAN_PROBES:
         problems.append(f"a median of {median} probes")
     print(f"median probes {median}, median steps {statistics.median(trial.tune_steps for trial in trials)}")
-    if importlib.util.find_spec("lightning") is None:
-        print("Lightning is not installed here: its finders are not in the table")
     for problem in problems:
         print(problem, file=sys.stderr)
     if options.out:
