@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -121,19 +120,3 @@ def test_accumulated_micro_batches_cost_what_they_cost_and_one_update() -> None:
     one, four = step("a100-80gb"), step("a100-80gb", gradient_accumulation_steps=4)
     assert four.parts_s["matrix products"] == pytest.approx(4 * one.parts_s["matrix products"])
     assert four.step_s < 4 * one.step_s
-
-
-def test_thousands_of_layouts_are_worked_out_in_seconds() -> None:
-    """About a millisecond each; the bound leaves room for a busy machine."""
-    large = LLAMA_7B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
-    found, anatomy = devices("h100:8"), model(large)
-    requests = [
-        Request(
-            config=large, micro_batch_size=size, sequence_length=4096, precision="bf16", strategy="fsdp2", world_size=8
-        )
-        for size in range(1, 101)
-    ]
-    started = time.process_time()
-    for request in requests:
-        step_time(anatomy, request, found)
-    assert time.process_time() - started < 0.3

@@ -115,9 +115,9 @@ def _by_policy_iteration(solution: Solution) -> list[float]:
 
 def test_a_solution_of_101_states_takes_less_than_a_second() -> None:
     """S3-37: pure Python is quick enough, as a state's value never depends on those below."""
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(solve(PRESETS["spec"], tolerance=1e-12).states) == 101
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_states_off_the_grid_are_those_that_steps_reach() -> None:

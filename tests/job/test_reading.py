@@ -140,9 +140,9 @@ def test_what_is_no_job_file_is_told_with_its_place(text: str, problem: str) -> 
     ids=["brackets", "braces", "long list", "dashes", "aliases", "digits", "quote"],
 )
 def test_a_hostile_megabyte_is_refused_quickly(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert problems(text)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @settings(deadline=None)  # a busy machine is no hang; those are looked for above
