@@ -14,6 +14,7 @@ from tracing import ENVIRONMENT, LLAMA, request
 
 from trainwright.errors import ExitCode
 
+pytestmark = pytest.mark.long
 GPU = {"capacity_bytes": 24 << 30, "compute_capability": [8, 6], "gpu_name": "NVIDIA GeForce RTX 3090"}
 MODEL = f"LlamaConfig(**{ {name: value for name, value in LLAMA.items() if name != 'model_type'} }, use_cache=False)"
 

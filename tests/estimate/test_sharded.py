@@ -28,6 +28,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     return dict(zip(CASES, found, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_static_memory_of_a_rank_is_that_of_a_real_group(
     name: str, traced: dict[str, dict[str, int]], real: dict[str, dict[str, int]]
@@ -35,6 +36,7 @@ def test_static_memory_of_a_rank_is_that_of_a_real_group(
     assert traced[name]["static"] == real[name]["static"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_peaks_of_a_rank_are_those_of_a_real_group(
     name: str, traced: dict[str, dict[str, int]], real: dict[str, dict[str, int]]

@@ -199,6 +199,7 @@ def test_half_precision_on_the_cpu_keeps_adapters_in_fp32(run_of: RunOf, lora: C
     np.testing.assert_allclose(run.losses, lora.losses, rtol=0, atol=0.05)
 
 
+@pytest.mark.long
 def test_packing_learns_what_unpacked_training_learns(
     tmp_path: Path, write_job: WriteJob, run_train: RunTrain, base_model: Path
 ) -> None:
