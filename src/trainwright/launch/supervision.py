@@ -203,11 +203,8 @@ def _run_attempt(folder: RunFolder, ready: Ready, attempt: int, stop: StopAsked,
 
 def _hung(folder: RunFolder, attempt: int, hang: Hang) -> End:
     say_hang(folder, attempt, hang)
-    code = ExitCode.HANG
-    event = {"event": "failed", "attempt": attempt, "rank": hang.rank, "exit_code": int(code), "text": hang.why}
-    with suppress(OSError):
-        append(folder.events_jsonl, event | {"hang": hang.kind})
-    return End(code, failure_of(hang))
+    _note_failure(folder, attempt, hang.rank, ExitCode.HANG, hang.why, hang=hang.kind)
+    return End(ExitCode.HANG, failure_of(hang))
 
 
 def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAsked, kills: int) -> End:
@@ -228,21 +225,18 @@ def _outcome(folder: RunFolder, processes: Processes, attempt: int, stop: StopAs
     shown = folder.rank_log(attempt, 0).read_text(errors="replace")
     told_already = cause.rank == 0 and cause.text.strip() and cause.text.strip() in shown
     tell("rank 0 failed, as it says above" if told_already else cause.describe())
-    with suppress(OSError):  # a disk that fails must not hide the cause
-        append(
-            folder.events_jsonl,
-            {
-                "event": "failed",
-                "time_s": time.time(),
-                "attempt": attempt,
-                "rank": cause.rank,
-                "exit_code": cause.exit_code,
-                "text": cause.text,
-            },
-        )
+    _note_failure(folder, attempt, cause.rank, cause.exit_code, cause.text)
     tell(f"log: {folder.rank_log(attempt, cause.rank)}")
     known = cause.exit_code in set(ExitCode)
     return End(ExitCode(cause.exit_code) if known else ExitCode.FAILED, cause)
+
+
+def _note_failure(
+    folder: RunFolder, attempt: int, rank: int | None, exit_code: int | None, text: str, **more: str
+) -> None:
+    end = {"event": "failed", "time_s": time.time(), "attempt": attempt, "rank": rank, "exit_code": exit_code}
+    with suppress(OSError):  # a disk that fails must not hide the cause
+        append(folder.events_jsonl, end | {"text": text, **more})
 
 
 def cores_here() -> int:
