@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainwright.hardware.reading import printable
+from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.scaling.bottleneck import Bottleneck
 from trainwright.scaling.cases import Case, Mode
 from trainwright.scaling.claims import CLAIMS, SAID_OF, Claim
 from trainwright.scaling.figures import Growth, Spread
 from trainwright.scaling.running import Curve, Scaling, Tried
 from trainwright.scaling.trial import WARM_UP_STEPS, Trial
-from trainwright.watch.samples import STEP_SECTIONS
 from trainwright.watch.tables import Table
 
 KEPT = {

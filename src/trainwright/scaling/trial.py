@@ -16,6 +16,7 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.host import read_host
 from trainwright.launch.beginning import make_ready
 from trainwright.launch.failures import Failure, cause_of
+from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.launch.processes import Processes
 from trainwright.launch.showing import tell
 from trainwright.launch.supervision import POLL_S, StopAsked, open_attempt, start_here
@@ -25,7 +26,7 @@ from trainwright.runs.folder import RunFolder
 from trainwright.scaling.cases import Case
 from trainwright.watch.following import Follower
 from trainwright.watch.ranks import read_ranks
-from trainwright.watch.samples import STEP_SECTIONS, RankSample
+from trainwright.watch.samples import RankSample
 
 WARM_UP_STEPS = 5
 """Left out: the first steps load kernels, make room and fill caches; the first one also rehearses an evaluation."""

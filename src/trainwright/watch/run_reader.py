@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB
+from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json
 from trainwright.watch.alerts.standing import Alert, standing_after
 from trainwright.watch.following import TAIL_BYTES, Follower, evenly
 from trainwright.watch.ranks import read_ranks
 from trainwright.watch.run_state import ENDS, state_of
-from trainwright.watch.samples import STEP_SECTIONS, RankSample, Sample
+from trainwright.watch.samples import RankSample, Sample
 from trainwright.watch.view import Points, RankView, RunState, RunStatus, View
 
 CURVE_POINTS: Final = 240

@@ -12,8 +12,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 SCHEMA_VERSION = 1
-STEP_SECTIONS = ("data", "forward", "backward", "communication", "optimizer")
-"""What one optimizer step is made of."""
 
 Part = TypeVar("Part")
 

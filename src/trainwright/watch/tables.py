@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainwright.hardware.reading import printable
+from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.watch import spell
 from trainwright.watch.alerts.standing import Alert
-from trainwright.watch.samples import STEP_SECTIONS, GpuSample, HostSample, Sample
+from trainwright.watch.samples import GpuSample, HostSample, Sample
 from trainwright.watch.view import RankView, RunStatus, View
 
 GAP = "  "

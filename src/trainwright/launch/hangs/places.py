@@ -11,6 +11,7 @@ from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json
 
 STEP_SECTIONS: Final = ("data", "forward", "backward", "communication", "optimizer")
+"""What one optimizer step is made of, by the names of the workers' sections."""
 START_S: Final = 3600.0
 """Time to load a model from slow storage; NVIDIA NVRx gives a rank's first heartbeat as long."""
 LONG: Final = 6.0

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from trainwright.hardware.reading import GIB
 from trainwright.job.schema import AlertsSection
+from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.watch.alerts.conditions import Condition, above, below
-from trainwright.watch.samples import STEP_SECTIONS, HostSample, RankSample
+from trainwright.watch.samples import HostSample, RankSample
 
 LOSS_WINDOW: Final = 50
 BASELINE_STEPS: Final = 50
