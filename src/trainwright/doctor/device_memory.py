@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.doctor.scan import Frame, Scan, Sighting
+from trainwright.doctor.scan import Scan, Sighting
+from trainwright.launch.hangs.stacks import StackFrame
 from trainwright.out_of_memory import ALLOCATOR_VARIABLES, fragmentation_advice
 
 _GIB: Final = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}
@@ -52,7 +53,7 @@ def kind_of(sighting: Sighting, scan: Scan, message: str) -> DeviceMemory:
     return DeviceMemory("device-oom/at-once", "no step had passed")
 
 
-def _doing(frames: tuple[Frame, ...], message: str) -> str | None:
+def _doing(frames: tuple[StackFrame, ...], message: str) -> str | None:
     if own := re.search(r"out of memory in (evaluation|saving)\b", message):
         return own[1]
     kinds = (("saving", _SAVING), ("evaluation", _EVALUATING), ("loading", _LOADING))

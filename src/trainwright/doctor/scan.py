@@ -13,6 +13,7 @@ from trainwright.doctor.causes import Cause, candidates
 from trainwright.doctor.finding import Evidence
 from trainwright.doctor.lines import lines_of, shown
 from trainwright.doctor.losses import COMPLETED, Losses, gradient_in, loss_in
+from trainwright.launch.hangs.stacks import StackFrame
 
 _DIGITS: Final = b"0123456789abcdefABCDEF"
 _ALIKE: Final = 256
@@ -33,27 +34,9 @@ _EXCEPTION: Final = re.compile(
 )
 _STEP: Final = re.compile(r"(?:^|[\s|])(\d{1,9})/(\d{1,9})\s*\[|^step ([\d,]+)/([\d,]+)  ")
 _BATCH_OF: Final = re.compile(r"\b(?:batch|step|iter(?:ation)?)\W{1,3}(\d{1,9})/(\d{1,9})\b", re.IGNORECASE)
-_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|^<string>")
 _METER: Final = re.compile(
     r"(?:\b[Tt]ime|batch_time|step_time)\W{0,3}(?P<step>\d+\.\d+).*?\b[Dd]ata(?:_time)?\W{0,3}(?P<data>\d+\.\d+)"
 )
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One line of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def own(self) -> bool:
-        """Whether it is of the user's program and not of a library."""
-        return _LIBRARY.search(self.file) is None
-
-    def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +51,7 @@ class Sighting:
     log: str
     rank: int | None
     fields: dict[str, str]
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     losses_before: int
 
     @property
@@ -77,7 +60,7 @@ class Sighting:
         return Evidence(self.place, self.text)
 
     @property
-    def where(self) -> Frame | None:
+    def where(self) -> StackFrame | None:
         """The deepest frame of the user's own code, else the deepest there is."""
         return next((frame for frame in reversed(self.frames) if frame.own), self.frames[-1] if self.frames else None)
 
@@ -124,7 +107,7 @@ class _Reader:
         self._exception = every_exception
         self._kinds: dict[int, int] = {}
         self._loss_lines = 0
-        self._frames: dict[int | None, deque[Frame]] = {}
+        self._frames: dict[int | None, deque[StackFrame]] = {}
         self._in_traceback: set[int | None] = set()
 
     def read(self, number: int, line: bytes) -> None:
@@ -192,7 +175,7 @@ class _Reader:
             self._frames[rank] = deque(maxlen=60)
             self._in_traceback.add(rank)
         elif (frame := _FRAME.match(body)) and rank in self._frames:
-            self._frames[rank].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+            self._frames[rank].append(StackFrame(frame["file"], int(frame["line"]), frame["function"]))
 
     def _figures(self, number: int, line: str, rank: int | None) -> None:
         rank = self.scan.rank if rank is None else rank

@@ -10,7 +10,7 @@ from typing import Final
 
 _HEAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\)")
 _FRAME: Final = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
-_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|<frozen|/trainwright/(?:train|runs)/")
+_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|<frozen|<string>|/trainwright/(?:train|runs)/")
 _COLLECTIVE: Final = re.compile(r"/torch/distributed/")
 _INNERMOST: Final = 8
 """Frames looked at for a collective: the model itself may run inside of torch.distributed's wrappers."""
