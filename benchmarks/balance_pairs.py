@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -28,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from live_run import LiveRun, ledger
+from taken import taken
 
 from trainwright.runs.records import read
 
@@ -243,15 +241,10 @@ def main() -> int:
 
 def _record(options: argparse.Namespace, pairs: list[Pair], gains: dict[str, float]) -> dict[str, Any]:
     return {
-        "schema_version": 1,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/balance_pairs.py --pairs {options.pairs} --cases "
-        + " ".join(f"'{case}'" for case in options.cases),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("trainwright", "torch", "transformers")},
-        },
-        "cores": os.cpu_count(),
+        **taken(
+            f"python benchmarks/balance_pairs.py --pairs {options.pairs} --cases "
+            + " ".join(f"'{case}'" for case in options.cases)
+        ),
         "slowed_by": "control group quota" if Quota.usable() else "SIGSTOP and SIGCONT",
         "median_gain": gains,
         "pairs": [asdict(p) | {"gain": p.gain} for p in pairs],

@@ -11,11 +11,8 @@ other (H07) has to be told of within 30 steps, and none in the slow runs.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -27,6 +24,7 @@ from typing import Any
 
 import psutil
 from live_run import TINY_GPT2, LiveRun
+from taken import taken
 
 from trainwright.runs.records import read
 
@@ -220,14 +218,7 @@ def main() -> int:
 
 def _record(options: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, Any]:
     return {
-        "schema_version": 1,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/hang_trials.py --slow {options.slow}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("trainwright", "torch", "transformers")},
-        },
-        "cores": os.cpu_count(),
+        **taken(f"python benchmarks/hang_trials.py --slow {options.slow}"),
         "hang_timeout_s": {"hangs": TIMEOUT_S, "slow": SLOW_TIMEOUT_S},
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }

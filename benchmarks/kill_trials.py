@@ -10,13 +10,9 @@ mid-save when the staging folder of a checkpoint is there at that moment.
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
-import importlib.metadata
 import itertools
 import json
-import os
-import platform
 import random
 import sys
 import tempfile
@@ -27,6 +23,7 @@ from typing import Any
 
 import psutil
 from live_run import TINY_GPT2, LiveRun, kill_frozen, ledger
+from taken import taken
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp2": 2}
 SAMPLES, GLOBAL_BATCH, SAVE_EVERY_STEPS = 48, 8, 2
@@ -268,15 +265,10 @@ def main() -> int:
 
 def _record(options: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, Any]:
     return {
-        "schema_version": 1,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/kill_trials.py --kills {options.kills} --mid-saves {options.mid_saves} "
-        f"--launcher-kills {options.launcher_kills} --epochs {options.epochs} --seed {options.seed}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("trainwright", "torch", "transformers")},
-        },
-        "cores": os.cpu_count(),
+        **taken(
+            f"python benchmarks/kill_trials.py --kills {options.kills} --mid-saves {options.mid_saves} "
+            f"--launcher-kills {options.launcher_kills} --epochs {options.epochs} --seed {options.seed}"
+        ),
         "save_every_steps": SAVE_EVERY_STEPS,
         "steps": options.epochs * SAMPLES // GLOBAL_BATCH,
         "outcomes": [asdict(outcome) for outcome in outcomes],

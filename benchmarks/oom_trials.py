@@ -11,12 +11,8 @@ let a single sample be too much: the run has to end with exit code 77.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import itertools
 import json
-import os
-import platform
 import random
 import shutil
 import sys
@@ -31,6 +27,7 @@ from typing import Any
 from hungry_task import MESSAGES
 from kill_trials import samples_are_exact
 from live_run import TINY_GPT2, LiveRun, ledger
+from taken import taken
 
 from trainwright.runs.records import read
 
@@ -274,16 +271,10 @@ def main() -> int:
 
 def _record(options: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, Any]:
     return {
-        "schema_version": 1,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/oom_trials.py --trials {options.trials} --seed {options.seed}",
-        "versions": {
-            "python": platform.python_version(),
-            **{
-                name: importlib.metadata.version(name) for name in ("trainwright", "torch", "transformers", "deepspeed")
-            },
-        },
-        "cores": os.cpu_count(),
+        **taken(
+            f"python benchmarks/oom_trials.py --trials {options.trials} --seed {options.seed}",
+            LIBRARIES,
+        ),
         "hangs": sum(outcome.exit_code is None for outcome in outcomes),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.metadata
 import io
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -33,6 +30,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from taken import taken
 
 from trainwright.errors import UserError
 from trainwright.job.loading import load_job
@@ -400,14 +399,7 @@ def main() -> int:
 
 def _record(options: argparse.Namespace, trials: list[Trial]) -> dict[str, Any]:
     return {
-        "schema_version": 1,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/tune_trials.py --jobs {options.jobs} --seed {options.seed}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in LIBRARIES},
-        },
-        "cores": os.cpu_count(),
+        **taken(f"python benchmarks/tune_trials.py --jobs {options.jobs} --seed {options.seed}", LIBRARIES),
         "median_probes": statistics.median(trial.tune_probes for trial in trials),
         "trials": [asdict(trial) | {"slower": trial.slower, "steps_off": trial.steps_off} for trial in trials],
     }
