@@ -13,6 +13,7 @@ import pytest
 
 from trainwright.cli import main
 from trainwright.errors import ExitCode
+from trainwright.runs import index
 from trainwright.runs.records import read
 from trainwright.scaling.trial import WARM_UP_STEPS
 
@@ -62,7 +63,7 @@ def test_figures_are_those_of_the_steps_and_nothing_is_left_behind(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Issue 5: two gloo ranks; weak scaling has too few samples there, which costs its row alone."""
-    places, kept = [], tmp_path / "kept"
+    places, kept, listed = [], tmp_path / "kept", index.known()
 
     class Kept(tempfile.TemporaryDirectory[str]):
         """The command's own folder, of which there is a copy when it has removed it."""
@@ -112,6 +113,7 @@ def test_figures_are_those_of_the_steps_and_nothing_is_left_behind(
     assert [len(run["measured"]["sections_s_by_rank"]) for run in document["runs"] if run["measured"]] == [1, 2]
 
     assert {path.name for path in tmp_path.iterdir()} == before | {"cache", "kept", "scaling.svg"}
+    assert index.known() == listed, "what is only measured is no run"
     assert places and not any(place.exists() for place in places)
     assert not list(kept.glob("run/checkpoint-*")) and not (kept / "run" / "final_model").exists()
 

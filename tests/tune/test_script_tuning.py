@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trainwright.runs import index
+
 SCRIPT = """
 import argparse, sys
 from pathlib import Path
@@ -43,6 +45,7 @@ def tune(folder: Path, script: list[str], *arguments: str) -> subprocess.Complet
 def test_a_script_is_tried_with_one_micro_batch_after_the_other(tmp_path: Path) -> None:
     """S2-32, S2-34: out of memory is recognised by what the script says last; the output folder stays empty."""
     script = ["python", "train.py", "--batch", "{micro_batch_size}", "--out", "{output_dir}", "--room", "7"]
+    listed = index.known()
     done = tune(tmp_path, script, "--json", "--level", "extreme")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -51,6 +54,7 @@ def test_a_script_is_tried_with_one_micro_batch_after_the_other(tmp_path: Path) 
     assert "CUBLAS_STATUS_ALLOC_FAILED" in found["why"]
     assert all(point["step_s"] > 0 for point in found["points"])
     assert not (tmp_path / "outputs").exists()
+    assert index.known() == listed, "a probe is no run"
     dry_run = subprocess.run(
         [sys.executable, "-m", "trainwright", "train", "job.yaml", "--dry-run"],
         cwd=tmp_path,

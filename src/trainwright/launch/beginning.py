@@ -23,7 +23,7 @@ from trainwright.launch.files.deepspeed import engine_config
 from trainwright.launch.less_memory import as_remembered, changed_plan, remedies, remember, smaller
 from trainwright.launch.resume import choose_start, is_finished
 from trainwright.launch.showing import tell
-from trainwright.launch.supervision import Ready, StopAsked, open_attempt, run_prepare
+from trainwright.launch.supervision import Ready, StopAsked, list_run, open_attempt, run_prepare
 from trainwright.out_of_memory import first_words
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
@@ -126,6 +126,7 @@ def main(planned: Path) -> ExitCode:
         return ExitCode.DONE
     if isinstance(ready, ExitCode):
         return ready
+    list_run(folder)
     print(json.dumps({"attempt": open_attempt(folder, ready.contract, ready.start)}))
     return ExitCode.DONE
 

@@ -95,6 +95,7 @@ def run_attempts(
     Raises:
         UserError: from `with_less_memory`, when nothing is left to try (exit code 77).
     """
+    list_run(folder)
     restarts_without_progress, kernel_killed = 0, False
     start = ready.start
     while True:
@@ -156,10 +157,14 @@ def open_attempt(folder: RunFolder, contract: Mapping[str, Any], start: Start) -
             "contract": contract,
         },
     )
+    return attempt
+
+
+def list_run(folder: RunFolder) -> None:
+    """Note the run for `trainwright runs`; short runs that measure something are not noted."""
     not_listed = index.add(folder)
     if not_listed is not None:
         tell(not_listed)
-    return attempt
 
 
 def start_here(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
