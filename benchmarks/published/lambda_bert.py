@@ -2,7 +2,7 @@
 
 What no column says is that source's scripts: NGC containers (TF32 on), peer access switched off (`NCCL_P2P_DISABLE=1`
 in scripts/benchmark_pytorch.sh), attention written out, GELU and LayerNorm fused, no checkpointing; apex's FusedAdam
-with fp16, BertAdam, tensor by tensor, with fp32. run_squad.py divides `max_steps` batches by the time, also when the
+with fp16, BertAdam with fp32 (`update_of`). run_squad.py divides `max_steps` batches by the time, also when the
 epochs end before (`for epoch in range(num_train_epochs)`, then `training_sequences_per_second`): the sequences that
 were really trained are counted here.
 """
@@ -18,6 +18,7 @@ from published.records import Record, note
 from trainwright.anatomy import Anatomy, anatomy, read_config
 from trainwright.anatomy.parts import Segment, Weight
 from trainwright.estimate.request import Request
+from trainwright.estimate.time.update import Update
 from trainwright.hardware.inventory import Device
 
 SOURCE = "github.com/lambdal/deeplearning-benchmark"
@@ -70,7 +71,8 @@ def case_of(record: Record) -> tuple[Anatomy, Request, tuple[Device, ...], float
         "weights": "fp16" if half else "fp32",
         "autocast": False,
         "tf32": True,
-        "optimizer": "adamw" if half else "adamw_loop",
+        "optimizer": "adamw",
+        "max_grad_norm": 1.0 if half else 0.0,
         "attention": "eager",
         "recipe": "transformers",
         "fused_kernels": ["norm", "loss"],
@@ -88,10 +90,30 @@ def case_of(record: Record) -> tuple[Anatomy, Request, tuple[Device, ...], float
     return _question_answering(config), request, devices_of(key, ranks, node=max(ranks, 8)), seconds
 
 
+def update_of(record: Record) -> Update:
+    """Return what the optimizer does.
+
+    FusedAdam has its seven passes. BertAdam (optimization.py) has twelve kernels a tensor: mul_, add_, mul_, addcmul_,
+    sqrt, +, /, decay *, +=, rate *, -, add_ (29 passes). Before them it clips each tensor by its own norm, which in the
+    first container (results without `_v1` in their name: torch 1.4 to 1.7) is seven kernels that end in a comparison
+    on the host (one pass), and in the second (22.09: torch 1.13) eight without (three passes). `zero_grad` writes
+    zeros, to which the next backward pass adds (four passes; of fp16 gradients in half the bytes).
+    """
+    if "fp16" in record["precision"]:
+        return Update(7 + 4 / 2)
+    if "_v1" in _system_of(record):
+        return Update(29 + 3 + 4, kernels=12 + 8 + 1)
+    return Update(29 + 1 + 4, kernels=12 + 7 + 1, waits=True)
+
+
+def _system_of(record: Record) -> str:
+    found = re.match(r"results/(?:\d+x)?([^/]+)/", note(record, "dir") or "")
+    return found.group(1) if found else ""
+
+
 def _really_trained(record: Record, large: bool, half: bool) -> float:
     """Return the share of `max_steps` that the epochs of a run hold."""
-    found = re.match(r"results/(?:\d+x)?([^/]+)/", note(record, "dir") or "")
-    system = found.group(1) if found else ""
+    system = _system_of(record)
     if system not in MAX_STEPS:
         return 1.0
     most = MAX_STEPS[system][2 * large + half]

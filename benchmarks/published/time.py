@@ -19,11 +19,11 @@ from trainwright.hardware.inventory import Device
 
 Case = tuple[Anatomy, Request, tuple[Device, ...], float]
 SOURCES: tuple[ModuleType, ...] = (lambda_bert, llm_foundry, torchtitan, internevo, fsdp_qlora)
-OPTIONS: dict[str, dict[str, Any]] = {
-    internevo.SOURCE: {"network_gb_s": internevo.NETWORK_GB_S},
-    lambda_bert.SOURCE: {"peer_access": False},
+OPTIONS: dict[str, Callable[[Record], dict[str, Any]]] = {
+    internevo.SOURCE: lambda _: {"network_gb_s": internevo.NETWORK_GB_S},
+    lambda_bert.SOURCE: lambda record: {"peer_access": False, "update": lambda_bert.update_of(record)},
 }
-"""What a source says of the connections of its GPUs."""
+"""What a source says of the connections of its GPUs, and of an optimizer of its own."""
 METHODS = ("full", "lora", "qlora")
 COUNTS = ("micro_batch", "world_size", "seq_len", "grad_accum")
 
@@ -42,7 +42,8 @@ def time_rows(records: list[Record]) -> tuple[list[dict[str, Any]], dict[str, in
                 skipped[case] += 1
                 continue
             model, request, devices, measured = case
-            found = step_time(model, request, devices, **OPTIONS.get(source, {}))
+            options = OPTIONS[source](record) if source in OPTIONS else {}
+            found = step_time(model, request, devices, **options)
         except UserError as error:
             skipped["; ".join([error.message, *error.problems])] += 1
             continue

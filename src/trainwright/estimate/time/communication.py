@@ -31,18 +31,50 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of one micro-batch on the slowest rank, and the multiprocessors that it has."""
+    """Seconds of one micro-batch on the slowest rank, the multiprocessors that it has, and its bytes a second."""
 
     forward_s: float
     backward_s: float
     multiprocessors: int | None
+    bandwidth: float
 
 
 def exposed_s(request: Request, link: Link, rate: float, tensors: Tensors, pace: Pace) -> float:
-    """Seconds that communication adds to one step, what it hides behind computation left out."""
-    ranks, steps = request.world_size, request.gradient_accumulation_steps
-    if ranks == 1:
+    """Seconds that communication adds to one step, what it hides behind computation left out.
+
+    Copies between tensors and the buffers that travel are added whole: they take the bandwidth that others would have.
+    """
+    if request.world_size == 1:
         return 0.0
+    return _waited_s(request, link, rate, tensors, pace) + _copied_bytes(request, tensors) / pace.bandwidth
+
+
+def _copied_bytes(request: Request, tensors: Tensors) -> float:
+    """Bytes that a step reads and writes to bring tensors into buffers and back.
+
+    DDP scales gradients in their buckets, and, where they are no views of these, copies them out
+    (`torch/csrc/distributed/c10d/reducer.cpp`: `mark_variable_ready_dense`, `finalize_bucket_dense`). FSDP2 copies each
+    gathered layer out, and gradients in, in the type that they are summed in (`torch/distributed/fsdp/_fully_shard`:
+    `foreach_all_gather_copy_out`, `foreach_reduce_scatter_copy_in`); FSDP1 gathers in place and scales gradients. ZeRO
+    copies gradients into its bucket (`deepspeed/runtime/zero`: `ipg_buckets`).
+    """
+    steps, gradients = request.gradient_accumulation_steps, tensors.gradients
+    match request.strategy:
+        case "ddp":
+            return (2 if request.recipe == "trainwright" else 4) * gradients
+        case "fsdp2":
+            gathers = steps * (2 if request.reshard_after_forward else 1)
+            return 2 * gathers * tensors.weights + tensors.updated + gradients
+        case "fsdp1" | "zero1":
+            return 2 * gradients
+        case "zero2" | "zero3":
+            return 2 * steps * gradients
+        case _:
+            return 0.0
+
+
+def _waited_s(request: Request, link: Link, rate: float, tensors: Tensors, pace: Pace) -> float:
+    ranks, steps = request.world_size, request.gradient_accumulation_steps
     taken = link.channels / pace.multiprocessors if pace.multiprocessors else 0.0
 
     def passed(moved: float, operations: int) -> float:

@@ -17,15 +17,10 @@ from trainwright.estimate.time.rates import Speed, Spread, speed_of
 from trainwright.estimate.time.recent import passes_of, recent_size
 from trainwright.estimate.time.size import Size
 from trainwright.estimate.time.traffic import CAST_BYTES
+from trainwright.estimate.time.update import UPDATES, Update, update_s
 from trainwright.hardware import catalog
 from trainwright.hardware.inventory import Device
 
-# Passes over the trained parameters that an update makes, each a read or a write of one tensor of their size. Fused
-# AdamW reads weight, gradient and two moments and writes three of them. The foreach kind is eight operations
-# (`torch/optim/adam.py`, `_multi_tensor_adam`): decay 2, lerp 3, mul 2, addcmul 4, sqrt 2, div 2, add 2, addcdiv 4.
-_PASSES: Final = {"adamw": 7, "adamw_foreach": 21, "adamw_loop": 21, "adamw_8bit": 4, "adafactor": 14}
-_LOOP_KERNELS: Final = 14
-"""Kernels for each tensor that the update without fusion makes, from Python (`torch/optim/adam.py`)."""
 _CLIPPING_PASSES: Final = 3
 """Norm of the gradients (read), then their scaling (read and write)."""
 # Starting a kernel from eager PyTorch bounds small models: a BERT layer of 36 kernels takes 433 microseconds for 256
@@ -70,11 +65,13 @@ def step_time(
     *,
     network_gb_s: float | None = None,
     peer_access: bool = True,
+    update: Update | None = None,
 ) -> StepTime:
     """Estimate one optimizer step with all its micro-batches; one device for each rank, in order over the nodes.
 
     `network_gb_s` is what a node can send to another, in 10^9 bytes a second (None: assumed). `peer_access` is false
-    where GPUs that could reach each other's memory may not (`NCCL_P2P_DISABLE=1`).
+    where GPUs that could reach each other's memory may not (`NCCL_P2P_DISABLE=1`). `update` is what a program's own
+    optimizer does, else that of the request counts.
 
     Raises:
         UserError: no time can be given for these devices (`why_not`).
@@ -85,7 +82,7 @@ def step_time(
     gpus = [_gpu(device) for device in devices]
     link = link_of(devices, gpus, network_gb_s, peer_access=peer_access)
     size = recent_size(anatomy, request)
-    kinds = {key: _rank(anatomy, request, speed_of(gpu), size) for key, gpu in {g.key: g for g in gpus}.items()}
+    kinds = {key: _rank(anatomy, request, speed_of(gpu), size, update) for key, gpu in {g.key: g for g in gpus}.items()}
     tensors = _tensors(anatomy, request, size)
     host_s = _host_s(request, link, size, tensors, devices)
     usual = _Total(request, link, tensors, host_s, kinds, 1)
@@ -128,6 +125,7 @@ class _Total:
             _sum(forward) + waits[0],
             _sum(recompute) + _sum(backward) + waits[1] + waits[2],
             slowest.speed.multiprocessors,
+            _end(slowest.speed.bandwidth, self.end),
         )
         rate = _end(self.link.rate, self.end)
         parts = {
@@ -177,7 +175,7 @@ def _sum(phase: Phase) -> float:
     return phase.matmul_s + phase.attention_s + phase.memory_s
 
 
-def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size) -> _Rank:
+def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size, update: Update | None) -> _Rank:
     passes = passes_of(anatomy, request, speed)
     width = 4 if request.method.type != "full" or request.base_dtype == "fp32" else 2
     # DeepSpeed and apex (O2) keep 16-bit weights beside fp32 ones: gradients are copied there, updated weights back.
@@ -185,13 +183,13 @@ def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size) -> _Rank
     width = 4 if masters else width
     sharded = request.strategy in ("fsdp2", "fsdp1", "zero1", "zero2", "zero3")
     own = size.trained / (request.world_size if sharded else 1)
-    update = 0.0 if request.offload != "none" else _PASSES[request.optimizer] * width * own
+    update = update or UPDATES[request.optimizer]
     clipped = _CLIPPING_PASSES * width * own if request.max_grad_norm > 0 else 0.0
     copied = 2 * CAST_BYTES * own if masters else 0.0
     accumulated = 3 * width * size.trained * (request.gradient_accumulation_steps - 1)
-    seconds = (update + clipped + copied + accumulated) / speed.bandwidth.usual
-    if request.optimizer == "adamw_loop":
-        seconds = max(seconds, _LOOP_KERNELS * size.tensors * _LAUNCH_S[0])
+    seconds = (clipped + copied + accumulated) / speed.bandwidth.usual
+    if request.offload == "none":
+        seconds += update_s(update, anatomy, own, size.tensors, width, speed.bandwidth.usual, _LAUNCH_S[0])
     return _Rank(speed, passes, seconds)
 
 
