@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from trainwright.plan.slurm.ranking import rank
 from trainwright.plan.slurm.request import SlurmRequest, slurm_time
 from trainwright.plan.slurm.shapes import Shape, shapes
 from trainwright.plan.slurm.wait import PastWait, expected_wait
+from trainwright.plan.tuned import LEVELS, Point, Tuned, setting_of
 
 JOB = ("preset:paper_r64", "model.name=Qwen/Qwen2.5-7B-Instruct")
 PLAN = ("plan", *JOB, "--slurm", "--samples", "1000")
@@ -232,6 +233,32 @@ def test_a_run_beyond_the_partitions_limit_asks_for_the_limit_and_names_the_chai
     assert f"--chain {made.jobs}" in made.choices["time"].reason
 
 
+def test_what_tune_measured_on_such_gpus_counts_for_a_request_too() -> None:
+    """Issue 5: its answers are used by later plans, also for a cluster that holds GPUs of the same model."""
+    left_open = ("train.micro_batch_size=auto", "train.gradient_accumulation_steps=auto")
+    untuned = planned_on_recorded("gpu:a100:2", 1000, left_open)
+    largest = untuned.plan.layout.micro_batch_size
+    assert largest > 1
+    answer = Tuned(
+        date="2026-11-22T01:02:03+00:00",
+        setting=setting_of(untuned.job, untuned.plan.layout, untuned.plan.devices),
+        global_batch_size=untuned.plan.layout.global_batch_size,
+        points=(Point(micro_batch_size=1, step_s=1.0),),
+        levels=dict.fromkeys(LEVELS, 1),
+        level="recommended",
+        too_large=2,
+        why="CUDA out of memory",
+        evaluated=None,
+        probes=1,
+        steps=10,
+    )
+    tuned = planned_on_recorded("gpu:a100:2", 1000, left_open, answer)
+    assert tuned.plan.layout.micro_batch_size == 1
+    assert tuned.plan.layout.global_batch_size == untuned.plan.layout.global_batch_size
+    assert tuned.run is not None and untuned.run is not None
+    assert tuned.run.run_s > untuned.run.run_s
+
+
 def test_models_of_one_type_are_told_apart_by_a_feature_of_the_nodes(hardware_cluster: Cluster) -> None:
     """One gres type for cards of 40 and 80 GB: each is asked for with the feature that only its nodes have."""
     found = {(shape.gpu_type, shape.constraint, shape.may_get[0][0]) for shape in shapes(hardware_cluster, {}, "gpu")}
@@ -300,12 +327,12 @@ def test_the_record_of_waits_survives_torn_and_foreign_lines(tmp_path: Path) -> 
     assert past_waits(tmp_path) == (wait,)
 
 
-def planned_on_recorded(name: str, samples: int) -> PlannedRequest:
+def planned_on_recorded(name: str, samples: int, overrides: Sequence[str] = (), *tuned: Tuned) -> PlannedRequest:
     """Return what the job would ask for in one shape on the recorded cluster."""
-    job = load_job(JOB[0], list(JOB[1:]))
+    job = load_job(JOB[0], [*JOB[1:], *overrides])
     given = {key for key, origin in job.origins.items() if origin.kind != "default"}
     wanted = [shape for shape in shapes(recorded_cluster(VERSIONS[0]), {}) if str(shape) == name]
-    ask = Ask(amount=Amount(samples), calibration=Calibration(()))
+    ask = Ask(amount=Amount(samples), calibration=Calibration(()), tuned=tuned)
     ((made,), _) = planned_requests(job.job, given, wanted, ask)
     return made
 

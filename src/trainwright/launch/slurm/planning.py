@@ -23,6 +23,7 @@ from trainwright.plan.slurm.planned import Ask, PlannedRequest, gpus_asked_for, 
 from trainwright.plan.slurm.ranking import STRATEGIES, SlurmPlan, rank, refused, run_s
 from trainwright.plan.slurm.shapes import shapes
 from trainwright.plan.slurm.wait import Wait
+from trainwright.plan.tuned import stored_answers
 
 MOST_ASKED: Final = 20
 """Questions to Slurm for one plan: each uses up a job id and a moment of its controller's time."""
@@ -64,6 +65,7 @@ def plan_on_slurm(loaded: LoadedJob, asked: AskedSlurm) -> SlurmPlan:
     ask = Ask(
         amount=Amount(asked.samples or samples_in(loaded.job), asked.tokens_per_sample),
         calibration=Calibration(stored_runs()),
+        tuned=stored_answers(),
         account=asked.account,
         qos=asked.qos,
     )

@@ -20,6 +20,7 @@ from trainwright.plan.explain import seconds
 from trainwright.plan.reasons import devices_text
 from trainwright.plan.slurm.request import SlurmRequest
 from trainwright.plan.slurm.shapes import NodeKeys, Shape
+from trainwright.plan.tuned import Tuned
 
 SPARE_MEMORY: Final = 1.25
 """Times the estimate of host memory: Slurm ends a job that needs more than it asked for."""
@@ -65,6 +66,7 @@ class Ask:
 
     amount: Amount
     calibration: Calibration
+    tuned: tuple[Tuned, ...] = ()
     account: str | None = None
     qos: str | None = None
 
@@ -172,6 +174,7 @@ class _Planner:
                 amount=self._ask.amount,
                 calibration=self._ask.calibration,
                 host=Host(memory_total_bytes=memory_mib * MIB),
+                tuned=self._ask.tuned,
             )
             try:
                 self._known[nodes, memory_mib] = choose(self._job, self._given, written_devices(known), wish)
