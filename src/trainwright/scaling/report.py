@@ -11,7 +11,7 @@ from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.scaling.bottleneck import Bottleneck
 from trainwright.scaling.cases import Case, Mode
 from trainwright.scaling.claims import CLAIMS, SAID_OF, Claim
-from trainwright.scaling.figures import Growth, Spread
+from trainwright.scaling.figures import Growth
 from trainwright.scaling.running import Curve, Scaling, Tried
 from trainwright.scaling.trial import WARM_UP_STEPS, Trial
 from trainwright.watch.tables import Table
@@ -61,55 +61,68 @@ def claim_beside(grown: Growth) -> Claim | None:
 def _curve(found: Scaling, curve: Curve) -> Iterator[str]:
     noun, named = f"{found.there.noun}s", found.there.named
     yield KEPT[curve.mode].capitalize()
-    if curve.grown:
-        rows = tuple(_row(found, curve.mode, grown) for grown in curve.grown)
-        yield from (f"  {line}" for line in Table("", (noun, *_COLUMNS), rows).lines())
+    for heading, columns, rows in _tables(found, curve):
+        yield from [f"  {heading}"] if heading else []
+        yield from (f"  {line}" for line in Table("", (noun, *columns), tuple(rows)).lines())
     if curve.grown and curve.grown[0].base > 1:
         yield f"  speed-up is against {named(curve.grown[0].base)}, the fewest that were measured"
     yield from (f"  {named(count)}: not measured: {why}" for count, why in curve.failed.items())
-    sections = _sections(found, curve)
-    if sections:
-        yield "  milliseconds of a step by section, mean over ranks (measured)"
-        yield from (f"    {line}" for line in Table("", (noun, *STEP_SECTIONS), tuple(sections)).lines())
     for grown, held in zip(curve.grown, curve.bottlenecks, strict=True):
         yield f"  bottleneck of {named(grown.point.count)}: {held.kind} ({held.figures})"
     if curve.recommended is not None:
         yield f"  recommended: {named(curve.recommended.value)} ({curve.recommended.reason})"
 
 
-_COLUMNS = (
-    "layout",
-    "batch",
-    "step s",
-    "samples/s",
-    "tokens/s",
-    "speed-up",
-    "efficiency",
-    "overhead",
-    "speed-up, step s (estimate)",
-    "speed-up (claim)",
-    "overhead (claim)",
-)
+Row = tuple[str, ...]
 
 
-def _row(found: Scaling, mode: Mode, grown: Growth) -> tuple[str, ...]:
-    point, claim = grown.point, claim_beside(grown)
-    layout = _case(found, mode, point.count).plan.layout
-    speed, step_s = grown.estimated_speed_up, point.estimate_s
+def _tables(found: Scaling, curve: Curve) -> Iterator[tuple[str, Row, list[Row]]]:
+    """Yield (heading, columns, rows) of those that have rows, each narrow enough for a terminal of 80 columns."""
+    tables: tuple[tuple[str, Row, list[Row]], ...] = (
+        ("", _MEASURED, [_measured(found, curve.mode, grown) for grown in curve.grown]),
+        ("against the claims of a guide", _CLAIMED, [_claimed(grown) for grown in curve.grown]),
+        ("against the estimate", _ESTIMATED, [row for grown in curve.grown if (row := _estimated(grown))]),
+        ("milliseconds of a step by section, mean over ranks (measured)", STEP_SECTIONS, _sections(curve)),
+    )
+    yield from (table for table in tables if table[2])
+
+
+_MEASURED = ("layout", "batch", "step s", "samples/s", "tokens/s", "speed-up", "efficiency")
+_CLAIMED = ("step s, middle half", "overhead", "overhead (claim)", "speed-up (claim)")
+_ESTIMATED = ("step s", "step s (estimate)", "speed-up", "speed-up (estimate)")
+
+
+def _measured(found: Scaling, mode: Mode, grown: Growth) -> Row:
+    point, layout = grown.point, _case(found, mode, grown.point.count).plan.layout
     return (
         str(point.count),
         f"{layout.strategy} {layout.micro_batch_size} x {layout.gradient_accumulation_steps}",
         str(point.global_batch_size),
-        _spread(point.step_s, ".4g"),
+        f"{point.step_s.median:.4g}",
         f"{point.samples_s.median:,.4g}",
         f"{point.tokens_s.median:,.0f}",
         f"{grown.speed_up:.2f}x",
         f"{grown.efficiency_pct:.0f} %",
-        f"{grown.overhead_pct:.0f} %",
-        "n/a" if speed is None else f"{speed:.2f}x, {step_s:.4g}",
-        "n/a" if claim is None else f"{_range(claim.speed_up, '.1f')}x",
-        "n/a" if claim is None else f"{_range(claim.overhead_pct, 'g')} %",
     )
+
+
+def _claimed(grown: Growth) -> Row:
+    step_s, claim = grown.point.step_s, claim_beside(grown)
+    return (
+        str(grown.point.count),
+        f"{step_s.low:.4g} to {step_s.high:.4g}",
+        f"{grown.overhead_pct:.0f} %",
+        "n/a" if claim is None else f"{_range(claim.overhead_pct, 'g')} %",
+        "n/a" if claim is None else f"{_range(claim.speed_up, '.1f')}x",
+    )
+
+
+def _estimated(grown: Growth) -> Row | None:
+    speed, step_s = grown.estimated_speed_up, grown.point.estimate_s
+    if speed is None or step_s is None:
+        return None
+    count, measured_s = str(grown.point.count), f"{grown.point.step_s.median:.4g}"
+    return count, measured_s, f"{step_s:.4g}", f"{grown.speed_up:.2f}x", f"{speed:.2f}x"
 
 
 def _case(found: Scaling, mode: Mode, count: int) -> Case:
@@ -117,7 +130,7 @@ def _case(found: Scaling, mode: Mode, count: int) -> Case:
     return next(case for case in cases if case.count == count and mode in case.modes)
 
 
-def _sections(found: Scaling, curve: Curve) -> list[tuple[str, ...]]:
+def _sections(curve: Curve) -> list[Row]:
     rows = []
     for grown in curve.grown:
         means = _mean_sections_s(grown.point.trial)
@@ -152,10 +165,6 @@ def _no_estimate(one: Tried) -> str | None:
         return None
     estimate = one.case.plan.estimate
     return one.case.plan.no_estimate if estimate is None else estimate.no_time
-
-
-def _spread(spread: Spread, spec: str) -> str:
-    return f"{spread.median:{spec}} ({spread.low:{spec}} to {spread.high:{spec}})"
 
 
 def _range(ends: tuple[float, float], spec: str) -> str:
