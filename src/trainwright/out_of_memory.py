@@ -31,7 +31,11 @@ MESSAGES: Final = (
 _ANY: Final = re.compile("|".join(MESSAGES), re.IGNORECASE)
 _SIZE: Final = r"([\d.]+) ?(bytes|KiB|MiB|GiB)"
 _TRIED: Final = re.compile(rf"(?:Tried|you tried) to allocate {_SIZE}")
-_UNUSED: Final = re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated")
+_UNUSED: Final = re.compile(rf"{_SIZE} is allocated by PyTorch, and {_SIZE} is reserved by PyTorch but unallocated")
+_OLD_FIGURES: Final = re.compile(rf"{_SIZE} already allocated;.*; {_SIZE} reserved in total by PyTorch")
+"""torch before 2.0 names both sums in place of their difference."""
+LEAST_UNUSED: Final = 0.05
+"""Share of what the allocator holds; less lies about unused in any run."""
 _BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TORCH_ADVICE: Final = re.compile(r"\s*If reserved but unallocated memory is large.*", re.DOTALL)
 ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -77,8 +81,11 @@ def fragmentation_advice(said: str, environment: Mapping[str, str] | None = None
 
     torch prints its own advice whatever is set (github.com/pytorch/pytorch/issues/173049).
     """
-    tried, unused = _size(_TRIED, said), _size(_UNUSED, said)
-    if tried is None or unused is None or unused < tried:
+    tried, held = _sizes(_TRIED, said), held_bytes(said)
+    if not tried or held is None:
+        return None
+    allocated, unused = held
+    if unused < max(tried[0], LEAST_UNUSED * (allocated + unused)):
         return None
     variables = os.environ if environment is None else environment
     set_now = ",".join(variables.get(name, "") for name in ALLOCATOR_VARIABLES)
@@ -87,9 +94,19 @@ def fragmentation_advice(said: str, environment: Mapping[str, str] | None = None
     return f"{ALLOCATOR_VARIABLES[1]}=expandable_segments:True"
 
 
-def _size(pattern: re.Pattern[str], said: str) -> float | None:
+def held_bytes(said: str) -> tuple[float, float] | None:
+    """Return the bytes that torch's message calls allocated, and those that the allocator holds beside them."""
+    if old := _sizes(_OLD_FIGURES, said):
+        allocated, reserved = old
+        return allocated, reserved - allocated
+    new = _sizes(_UNUSED, said)
+    return (new[0], new[1]) if new else None
+
+
+def _sizes(pattern: re.Pattern[str], said: str) -> list[float]:
     found = pattern.search(said)
-    return None if found is None else float(found[1]) * _BYTES[found[2]]
+    groups = found.groups() if found else ()
+    return [float(number) * _BYTES[unit] for number, unit in zip(groups[::2], groups[1::2], strict=True)]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

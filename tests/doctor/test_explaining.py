@@ -18,6 +18,14 @@ OOM = (
     "of which 1.10 GiB is free. Including non-PyTorch memory, this process has 78.0 GiB memory in use. Of the "
     "allocated memory {allocated} GiB is allocated by PyTorch, and {unused} GiB is reserved by PyTorch but unallocated."
 )
+OLD_OOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 23.70 GiB total capacity; {allocated} GiB "
+    "already allocated; {free} GiB free; {reserved} GiB reserved in total by PyTorch)"
+)
+WATCHDOG = (
+    "[rank{rank}]:[E ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds\n"
+)
 SIGKILLED = "failed (exitcode: -9) local_rank: 1 (pid: 12) of binary: python\n"
 LAYOUT = {
     "ranks": 1,
@@ -78,6 +86,9 @@ def test_the_fix_is_a_command_with_this_runs_own_batch(tmp_path: Path) -> None:
             ),
             "device-oom/other-process",
         ),
+        (OLD_OOM.format(allocated=11, reserved=21, free=1.0), "device-oom/fragmentation"),
+        (OLD_OOM.format(allocated=21.5, reserved=22.1, free=0.1), "device-oom/at-once"),
+        (OLD_OOM.format(allocated=5.2, reserved=5.3, free=0.1), "device-oom/other-process"),
     ],
 )
 def test_out_of_memory_is_told_by_its_figures(tmp_path: Path, log: str, cause: str) -> None:
@@ -108,7 +119,7 @@ def test_a_survivors_complaint_is_collateral_and_without_a_cause_nothing_is_name
     lines = ("Traceback (most recent call last):", '  File "task.py", line 3, in loss', "KeyError: 3")
     own = "".join(f"[rank1]: {line}\n" for line in lines)
     finding = explain(tmp_path / "both", train__log=gone + own)
-    assert (finding.cause, finding.rank) == ("exception", 1)
+    assert (finding.cause, finding.rank) == ("exception/key", 1)
     assert "task.py:3 in loss" in " ".join(finding.fixes)
     alone = diagnose([_written(tmp_path / "alone", gone)])
     assert alone.finding.cause == UNDETERMINED
@@ -122,6 +133,58 @@ def test_an_error_after_which_training_went_on_is_no_cause(tmp_path: Path) -> No
     assert explain(tmp_path / "a", train__log=log).cause == UNDETERMINED
     finding = explain(tmp_path / "b", train__log=log + "Traceback (most recent call last):\nValueError: no\n")
     assert finding.cause == "exception"
+
+
+def test_an_abort_by_the_watchdog_is_collateral_and_any_other_is_a_cause(tmp_path: Path) -> None:
+    """G5: ranks that abort as they waited too long say nothing of why; one gap among them says whom they waited for."""
+    abort = "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    waited = "".join(WATCHDOG.format(rank=rank) for rank in (1, 2, 3))
+    finding = explain(tmp_path / "gap", train__log=waited + abort)
+    assert (finding.cause, finding.rank) == ("rank-missing", 0)
+    assert explain(tmp_path / "node", train__log=WATCHDOG.format(rank=9) + abort).cause == UNDETERMINED
+    crashed = "double free or corruption (!prev)\n" + abort + "\n" * 9 + waited
+    assert explain(tmp_path / "heap", train__log=crashed).cause == "abort/heap"
+    assert explain(tmp_path / "alone", train__log=abort + "\n" * 9 + waited).cause == "abort"
+
+
+def test_torchruns_summary_names_the_rank_whose_traceback_has_none(tmp_path: Path) -> None:
+    """One log of all ranks: the first that torchrun, or the spawning process, saw fail."""
+    error = "Traceback (most recent call last):\nKeyError: 'x'\n"
+    summary = "Root Cause (first observed failure):\n[0]:\n  host      : a\n  rank      : 3 (local_rank: 3)\n"
+    assert explain(tmp_path / "torchrun", train__log=error + summary).rank == 3
+    spawned = "-- Process 2 terminated with the following error:\n" + error
+    assert explain(tmp_path / "spawn", train__log=spawned).rank == 2
+
+
+@pytest.mark.parametrize(
+    "line, cause",
+    [
+        ("iter {n}  time: 0.50  data_time: 0.41  loss: {loss}", "data-starvation"),
+        ("step {n} | loss {loss} | data_time 0.3 ms | step_time 5.9 ms | gpu_util 12%", "batch-too-small"),
+        ("iter {n}: loss {loss}, time 11.4ms (data 0.1ms), mfu 0.18%", "batch-too-small"),
+        (
+            "loss: {loss} | fwd_microstep: 800.1 | bwd_microstep: 2000.0 | bwd_inner_microstep: 200.0 | "
+            "bwd_allreduce_microstep: 1800.0 | step_microstep: 20.0",
+            "communication-bound",
+        ),
+        ("iter {n}: loss {loss}, time 250.1ms (data 5 ms), mfu 38.2%", UNDETERMINED),
+        ("it {n} | mel nan | kl nan", "loss-nan"),
+    ],
+)
+def test_lines_of_progress_tell_what_slows_a_run(tmp_path: Path, line: str, cause: str) -> None:
+    """S2-33: of programs whose lines nobody agreed on."""
+    log = "".join(f"{line.format(n=n, loss=round(3 - n / 20, 3))}\n" for n in range(30))
+    assert explain(tmp_path / "logs", train__log=log).cause == cause
+
+
+def test_an_exception_that_python_ignored_is_no_cause_and_a_traceback_may_lack_its_beginning(tmp_path: Path) -> None:
+    """What an object's end raises is only mentioned; a log that was cut begins anywhere."""
+    end = "Traceback (most recent call last):\n  File \"a.py\", line 3, in __del__\nAttributeError: no 'x'\n"
+    ignored = "Exception ignored in: <function A.__del__ at 0x7f>\n"
+    assert explain(tmp_path / "ignored", train__log=ignored + end).cause == UNDETERMINED
+    assert explain(tmp_path / "raised", train__log=end).cause == "exception/attribute"
+    cut = "  File \"a.py\", line 3, in step\n    x.y\nKeyError: 'x'\n"
+    assert explain(tmp_path / "cut", train__log=cut).cause == "exception/key"
 
 
 def test_samples_tell_a_slow_run_apart(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trainwright.doctor.fixes import fixes_of, run_fields, title_of
 from trainwright.doctor.inputs import Inputs, gather, last_failure, stored
 from trainwright.doctor.lines import shown
 from trainwright.doctor.live import Standing, standing
-from trainwright.doctor.losses import Losses, course_of
+from trainwright.doctor.losses import Course, Losses, course_of
 from trainwright.doctor.resolve import Resolved, resolve
 from trainwright.doctor.samples import Seen, failures_in, read_samples, slowness_in
 from trainwright.doctor.scan import Scan, Sighting, scan_lines, scan_log
@@ -24,7 +24,8 @@ from trainwright.launch.hangs.fault import Hang
 from trainwright.runs import records
 
 MOST_SHOWN: Final = 6
-DATA_METER_SHARE: Final = 0.5
+MANY_NANS: Final = 5
+NEAR_THE_END: Final = 0.8
 _BY_SIGNAL: Final[dict[int, str]] = {
     signal.SIGKILL: "killed-from-outside",
     signal.SIGSEGV: "segfault",
@@ -84,10 +85,9 @@ class _Diagnosing:
         if went_badly:
             return Diagnosis(finding=went_badly[0], asides=(*went_badly[1:], *asides))
         if now is not None:
-            going = Finding(cause=HEALTHY, title="nothing is wrong", evidence=(Evidence("ranks", now.text),))
-            return Diagnosis(finding=going, asides=asides)
+            return Diagnosis(finding=_healthy(Evidence("ranks", now.text)), asides=asides)
         if (ended := self._came_to_its_end()) is not None:
-            return Diagnosis(finding=Finding(cause=HEALTHY, title="nothing is wrong", evidence=(ended,)), asides=asides)
+            return Diagnosis(finding=_healthy(ended), asides=asides)
         warned = [finding for finding in asides if causes()[finding.cause].level == "warning"]
         if warned:
             others = tuple(finding for finding in asides if finding is not warned[0])
@@ -138,9 +138,14 @@ class _Diagnosing:
             if resolved is not None:
                 evidence.append(Evidence(sighting.place, f"raised at {fields['where']}"))
         rank = int(fields["rank"]) if fields.get("rank", "").isdigit() else sighting.rank
+        if rank is None and resolved is not None and sighting.cause.level in ("failure", "general"):
+            alike = (s.rank for scan in self._scans for s in scan.sightings if s.cause is sighting.cause)
+            roots = (scan.root_rank for scan in self._scans)
+            rank = next((found for found in (*alike, *roots) if found is not None), None)
         if id == "device-oom" and resolved is not None:
             scan = next(scan for scan in self._scans if scan.name == sighting.log)
-            memory = kind_of(sighting, scan, fields.pop("message", sighting.text))
+            listed = [process for each in self._scans for process in each.gpu_processes]
+            memory = kind_of(sighting, scan, fields.pop("message", sighting.text), listed)
             id = memory.cause
             evidence.append(Evidence(sighting.place, memory.said))
             fields["kill_others"] = "kill " + " ".join(map(str, memory.pids)) if memory.pids else "end them"
@@ -166,10 +171,28 @@ class _Diagnosing:
         timed_out = [s for s in collateral if s.cause.id == "collective-timeout"]
         if preparing and timed_out and self._losses.count == 0:
             return self._finding("slow-preparation", [preparing[0].evidence, timed_out[0].evidence], {}, "likely", None)
-        missing = self._collectives.missing(None)
+        if timed_out and (uneven := self._uneven()) is not None:
+            return uneven
+        if timed_out and (stuck := self._at_its_data()) is not None:
+            return stuck
+        missing = self._collectives.missing()
         if missing is not None:
             return self._missing(missing)
-        return self._uneven() if timed_out else None
+        apart = [s for s in collateral if s.cause.id == "mesh-failed"]
+        if apart and self._losses.count == 0:
+            return self._finding("network", [apart[0].evidence], {}, "likely", None)
+        return None
+
+    def _at_its_data(self) -> Finding | None:
+        """Return the rank that others waited for while it was out of batches, or stood in its data loader."""
+        for scan in self._scans:
+            for seen in scan.sightings:
+                who = "a rank" if seen.rank is None else f"rank {seen.rank}"
+                if seen.cause.id == "out-of-data":
+                    return self._finding("uneven-data", [seen.evidence], {"who": who}, "likely", seen.rank)
+                if seen.cause.id == "waits-for-data":
+                    return self._finding("data-loader-stuck", [seen.evidence], {}, "likely", seen.rank)
+        return None
 
     def _uneven(self) -> Finding | None:
         """Return the rank that had fewer batches than the others, where the ranks tell how many they have."""
@@ -191,7 +214,7 @@ class _Diagnosing:
         return self._finding("rank-missing", evidence, {"who": who}, "likely", rank)
 
     def _courses(self) -> Iterator[Finding]:
-        course = course_of(self._losses)
+        course = course_of(self._losses) or self._no_numbers()
         if course is None:
             return
         nothing = [s for scan in self._scans for s in scan.sightings if s.cause.id == "no-trainable-parameters"]
@@ -200,11 +223,20 @@ class _Diagnosing:
         else:
             yield self._finding(course.cause, [Evidence(course.place, course.text)], {}, "likely", None)
 
+    def _no_numbers(self) -> Course | None:
+        """Return that figures of the course, whatever their names, ended as NaN."""
+        for scan in self._scans:
+            if scan.nan_lines >= MANY_NANS and scan.last_nan > NEAR_THE_END * scan.lines:
+                text = f"figures in {scan.nan_lines} lines are not numbers, up to the end of the log"
+                return Course("loss-nan", text, f"{scan.name}:{scan.last_nan}")
+        return None
+
     def _slowness(self) -> Iterator[Finding]:
         for scan in self._scans:
-            if scan.meters >= 5 and scan.data_s > DATA_METER_SHARE * scan.meter_s:
-                share = f"{scan.data_s / scan.meter_s:.0%} of a step is spent waiting for data ({scan.meters} records)"
-                yield self._finding("data-starvation", [Evidence(scan.name, share)], {}, "likely", None)
+            yield from (
+                self._finding(cause, [Evidence(scan.name, text)], {}, "likely", None)
+                for cause, text in scan.meters.slowness()
+            )
         for seen in slowness_in(self._samples) if self._samples else ():
             yield self._seen(seen, "likely")
 
@@ -230,7 +262,11 @@ class _Diagnosing:
             how = "the run came to its end" if "finished" in last else "the run was asked to stop, and saved"
             return Evidence("events.jsonl", how)
         ended = next((scan for scan in self._scans if scan.completed_at is not None), None)
-        return None if ended is None else Evidence(f"{ended.name}:{ended.completed_at}", "the run came to its end")
+        if ended is not None:
+            return Evidence(f"{ended.name}:{ended.completed_at}", "the run came to its end")
+        left = next((scan for scan in self._scans if scan.left_at is not None and scan.losses.count), None)
+        why = "the program came to its end without destroying its process group, which is harmless there"
+        return None if left is None else Evidence(f"{left.name}:{left.left_at}", why)
 
     def _undetermined(self, resolved: Resolved) -> Finding:
         evidence = tuple(dict.fromkeys(sighting.evidence for sighting in resolved.collateral))[:MOST_SHOWN]
@@ -277,6 +313,10 @@ class _Diagnosing:
             confidence=confidence,
             rank=rank,
         )
+
+
+def _healthy(why: Evidence) -> Finding:
+    return Finding(cause=HEALTHY, title="nothing is wrong", evidence=(why,), fixes=("nothing needs to be done",))
 
 
 def _last_events(path: Path) -> list[dict[str, Any]]:

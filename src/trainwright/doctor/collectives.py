@@ -14,6 +14,7 @@ from trainwright.launch.hangs.flight import read_flight_record
 from trainwright.launch.hangs.stacks import is_stack_head, main_thread, threads_in
 
 LARGEST_RECORD_BYTES: Final = 64 * 2**20
+LEAST_AROUND_A_GAP: Final = 3
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,5})|_(\d{1,5})(?:\.json)?$")
 _WAITING: Final = re.compile(
     r"\[Rank (?P<rank>\d+)\] Watchdog caught.*SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
@@ -42,8 +43,6 @@ class Missing:
     evidence: tuple[Evidence, ...]
     mismatch: bool = False
     stands_at: str | None = None
-    by_record: bool = False
-    """From flight recorders or counters, not only by who did not complain."""
 
 
 def is_flight_record(path: Path) -> bool:
@@ -65,7 +64,6 @@ class Collectives:
 
     def __init__(self) -> None:
         self._ranks: dict[int, RankState] = {}
-        self._recorded = False
 
     def _of(self, rank: int) -> RankState:
         return self._ranks.setdefault(rank, RankState())
@@ -97,7 +95,6 @@ class Collectives:
         state = self._of(found)
         state.enqueued = record.last.number
         state.kind = str(record.last)
-        self._recorded = True
         state.evidence.append(Evidence(name, f"rank {found} last entered collective {state.enqueued} ({state.kind})"))
 
     def add_stack(self, path: Path, name: str) -> None:
@@ -109,24 +106,24 @@ class Collectives:
         if main is not None:
             self._of(rank).stands_at = shown(main.stands_at)
 
-    def missing(self, world_size: int | None) -> Missing | None:
+    def missing(self) -> Missing | None:
         """Return who was behind the others; None where all are alike, or nothing is known."""
         known = {rank: state for rank, state in self._ranks.items() if state.enqueued is not None}
-        if known and world_size is not None and len(known) < world_size:
-            silent = tuple(rank for rank in range(world_size) if rank not in known)
-        else:
-            silent = ()
         if len(known) < 2:
             return None
         front = max(state.enqueued or 0 for state in known.values())
         behind = tuple(sorted(rank for rank, state in known.items() if (state.enqueued or 0) < front))
         evidence = tuple(state.evidence[-1] for _, state in sorted(known.items()))[:8]
         if behind and len(behind) < len(known):
-            return Missing(behind, evidence, stands_at=self._where(behind), by_record=True)
+            return Missing(behind, evidence, stands_at=self._where(behind))
         kinds = {state.kind for state in known.values() if state.kind is not None}
         if len(kinds) > 1:
-            return Missing(tuple(sorted(known)), evidence, mismatch=True, by_record=True)
-        return Missing(silent, evidence, stands_at=self._where(silent)) if silent and world_size else None
+            return Missing(tuple(sorted(known)), evidence, mismatch=True)
+        # One gap among those who complained is whom they waited for; several are of a node whose log is not here.
+        silent = tuple(rank for rank in range(max(known)) if rank not in known)
+        if len(silent) != 1 or len(known) < LEAST_AROUND_A_GAP:
+            return None
+        return Missing(silent, evidence, stands_at=self._where(silent))
 
     def _where(self, ranks: Iterable[int]) -> str | None:
         return next((found for rank in ranks if (found := self._of(rank).stands_at) is not None), None)

@@ -7,7 +7,7 @@ import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import mean, median, pstdev
 from typing import Final
 
 _KEPT: Final = 2048
@@ -17,6 +17,8 @@ _LOSS: Final = re.compile(rf"(?<![A-Za-z])(?:train[_/ ])?[Ll]oss['\"]?(?: is)?\s
 _GRADIENT: Final = re.compile(r"grad_norm['\"]?: ['\"]?(?P<value>nan|inf|-?[\d.eE+-]+)")
 COMPLETED: Final = re.compile(
     r"'?train_runtime'?\b|[Tt]raining (?:is )?(?:completed?|finished|done)|`Trainer\.fit` stopped: `max_|^finished: "
+    r"|epochs? completed in |Optimizer stripped from|^Training time \d|done training in|Signaling Trainer to stop"
+    r"|\[after training is done\]|\*\*\* Best metric|^\s*\d+ .*\bCOMPLETED +0:0\b"
 )
 
 
@@ -91,13 +93,15 @@ SWING: Final = 0.25
 def course_of(losses: Losses) -> Course | None:
     """Return what is wrong with a course of losses, None where it falls, or is too short to tell."""
     recent = [loss for loss, _ in losses.last]
+    # A Trainer writes 0.0 in place of NaN: after other losses it is that.
+    only_zeros = losses.zeros_in_a_row == losses.count
+    if losses.zeros_in_a_row >= MANY_ZEROS and (only_zeros or not losses.bad_gradients):
+        text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
+        return Course("loss-zero", text, losses.last[-1][1])
     if losses.not_a_number or losses.bad_gradients >= 3:
         many = losses.not_a_number or losses.bad_gradients
         what = "losses" if losses.not_a_number else "gradient norms"
         return Course("loss-nan", f"{many} of {losses.count} {what} are not finite", losses.first_not_a_number or "")
-    if losses.zeros_in_a_row >= MANY_ZEROS:
-        text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
-        return Course("loss-zero", text, losses.last[-1][1])
     if len(losses.kept) < LEAST_FOR_GROWTH:
         return None
     values = [loss for loss, _ in losses.kept]
@@ -117,7 +121,9 @@ def _swinging(values: list[float], place: str) -> Course | None:
     swing = sum(map(abs, steps)) / len(steps) / level
     turns = sum(one * other < 0 for one, other in itertools.pairwise(steps)) / max(1, len(steps) - 1)
     half = len(values) // 2
-    falls = median(values[half:]) < 0.9 * median(values[:half])
+    fallen = median(values[:half]) - median(values[half:])
+    by_chance = 2 * pstdev(values) * math.sqrt(2 / half)
+    falls = fallen > max(by_chance, 0.1 * level)
     if len(steps) >= LEAST_FOR_A_TREND and swing > SWING and turns > 0.5 and not falls:
         text = f"the loss changes by {swing:.0%} of its level from one record to the next and does not fall"
         return Course("loss-oscillation", text, place)

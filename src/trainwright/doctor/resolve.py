@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.doctor.causes import Level
+from trainwright.doctor.causes import Cause, Level
 from trainwright.doctor.scan import Scan, Sighting
 
 _LEVELS: Final[dict[Level, int]] = {"proof": 0, "failure": 1, "general": 2}
 _BY_SIGNAL: Final = ("killed-from-outside", "segfault", "bus-error")
+_REQUEUED: Final = ("slurm/preempted", "slurm/node-fail", "slurm/time-limit")
 _LAST_WORDS: Final = ("exited", "abort", "terminated")
 STEPS_AFTER: Final = 3
 """Losses told after a message; the run then went on, and the message was no end of it."""
+LINES_OF_A_REASON: Final = 3
+"""`terminate called after throwing an instance of ...` is followed by `what(): ...`."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,14 @@ def resolve(scans: Sequence[Scan]) -> Resolved:
                 continue
             if level == "collateral":
                 collateral.append(sighting)
-            elif level == "warning" or (level != "proof" and went_on(sighting, scan)):
+            elif level == "warning" or (_may_be_survived(sighting.cause) and went_on(sighting, scan)):
                 asides.append(sighting)
             else:
                 ended.append(sighting)
     places = {(sighting.log, sighting.order) for sighting in collateral}
     ended = [s for s in ended if s.cause.id != "exception" or (s.log, s.order) not in places]
+    by_watchdog = [s for s in ended if s.cause.id == "abort" and _follows_one(s, collateral)]
+    ended, collateral = [s for s in ended if s not in by_watchdog], [*collateral, *by_watchdog]
     covered = {covers for sighting in ended for covers in sighting.cause.covers}
     standing = sorted((s for s in ended if s.cause.id not in covered or _covers_itself(s, ended)), key=_rank_of)
     followed = [sighting for sighting in ended if sighting not in standing]
@@ -57,11 +62,21 @@ def resolve(scans: Sequence[Scan]) -> Resolved:
     return Resolved(cause, _first_of_each(also), (*followed, *collateral), _first_of_each(asides))
 
 
+def _may_be_survived(cause: Cause) -> bool:
+    """Whether training that goes on acquits it: not what lasts, but what a batch system does before it requeues."""
+    return cause.level != "proof" or cause.id in _REQUEUED
+
+
 def went_on(sighting: Sighting, scan: Scan) -> bool:
     """Say whether training went on, or ended well, after it."""
     if scan.completed_at is not None and scan.completed_at > sighting.order:
         return True
     return scan.losses.count - sighting.losses_before >= STEPS_AFTER
+
+
+def _follows_one(abort: Sighting, collateral: Sequence[Sighting]) -> bool:
+    """Whether a process aborted because others were missing: its log says that before, or as the reason."""
+    return any(s.log == abort.log and s.order <= abort.order + LINES_OF_A_REASON for s in collateral)
 
 
 def _covers_itself(sighting: Sighting, ended: Sequence[Sighting]) -> bool:

@@ -13,6 +13,7 @@ from trainwright.doctor.causes import Cause, candidates
 from trainwright.doctor.finding import Evidence
 from trainwright.doctor.lines import lines_of, shown
 from trainwright.doctor.losses import COMPLETED, Losses, gradient_in, loss_in
+from trainwright.doctor.meters import Meters
 from trainwright.launch.hangs.stacks import StackFrame
 
 _DIGITS: Final = b"0123456789abcdefABCDEF"
@@ -34,9 +35,12 @@ _EXCEPTION: Final = re.compile(
 )
 _STEP: Final = re.compile(r"(?:^|[\s|])(\d{1,9})/(\d{1,9})\s*\[|^step ([\d,]+)/([\d,]+)  ")
 _BATCH_OF: Final = re.compile(r"\b(?:batch|step|iter(?:ation)?)\W{1,3}(\d{1,9})/(\d{1,9})\b", re.IGNORECASE)
-_METER: Final = re.compile(
-    r"(?:\b[Tt]ime|batch_time|step_time)\W{0,3}(?P<step>\d+\.\d+).*?\b[Dd]ata(?:_time)?\W{0,3}(?P<data>\d+\.\d+)"
-)
+_BATCHES: Final = re.compile(r"\b(\d{1,9}) batches\b")
+_ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
+_SPAWNED: Final = re.compile(r"^-- Process (\d{1,5}) terminated with the following error")
+_ROOT_RANK: Final = re.compile(r"^\s*rank\s+: (\d{1,5}) \(local_rank")
+_NOT_A_NUMBER: Final = re.compile(r"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?nan\b", re.IGNORECASE)
+_GPU_PROCESS: Final = re.compile(r"^\s*(\d+), (\d+) MiB, \S+|^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+C\S*\s.*?(\d+)MiB \|")
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,15 @@ class Scan:
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By rank: the batch it told last, and of how many."""
     completed_at: int | None = None
-    data_s: float = 0.0
-    meter_s: float = 0.0
-    meters: int = 0
+    left_at: int | None = None
+    """Where a program was told to have left without destroying its process group."""
+    root_rank: int | None = None
+    """The rank that torchrun saw fail first."""
+    meters: Meters = field(default_factory=Meters)
+    nan_lines: int = 0
+    last_nan: int = 0
+    gpu_processes: list[tuple[int, float]] = field(default_factory=list)
+    """Processes and their GiB in a list of nvidia-smi's."""
     words: list[tuple[str, str]] = field(default_factory=list)
     """What NCCL's watchdog said, with its places."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -109,6 +119,9 @@ class _Reader:
         self._loss_lines = 0
         self._frames: dict[int | None, deque[StackFrame]] = {}
         self._in_traceback: set[int | None] = set()
+        self._ignored: set[int | None] = set()
+        """Whose next traceback is one that Python only mentions (`Exception ignored in`)."""
+        self._in_summary = False
 
     def read(self, number: int, line: bytes) -> None:
         if b"oss" in line:
@@ -142,6 +155,8 @@ class _Reader:
             self.scan.words.append((f"{self.scan.name}:{number}", line))
         found = False
         for sign in candidates(raw):
+            if sign.cause.id.startswith("exception/") and rank not in self._in_traceback:
+                continue
             match = sign.pattern.search(body) or (sign.pattern.search(line) if prefix else None)
             if match is not None and len(self.scan.sightings) < _MOST_SIGHTINGS:
                 self._note(sign.cause, number, body, rank, {k: v for k, v in match.groupdict().items() if v})
@@ -171,24 +186,42 @@ class _Reader:
         )
 
     def _stack(self, number: int, body: str, rank: int | None) -> None:
-        if "Traceback (most recent call last)" in body:
+        if body.startswith("Exception ignored in"):
+            self._ignored.add(rank)
+        elif "Traceback (most recent call last)" in body:
             self._frames[rank] = deque(maxlen=60)
-            self._in_traceback.add(rank)
-        elif (frame := _FRAME.match(body)) and rank in self._frames:
+            if rank not in self._ignored:
+                self._in_traceback.add(rank)
+            self._ignored.discard(rank)
+        elif frame := _FRAME.match(body):
+            if rank not in self._frames:  # the log begins within a traceback
+                self._frames[rank] = deque(maxlen=60)
+                self._in_traceback.add(rank)
             self._frames[rank].append(StackFrame(frame["file"], int(frame["line"]), frame["function"]))
 
     def _figures(self, number: int, line: str, rank: int | None) -> None:
         rank = self.scan.rank if rank is None else rank
         if rank is not None and (batch := _BATCH_OF.search(line)):
             self.scan.batches[rank] = (int(batch[1]), int(batch[2]))
+        if self._in_summary and (root := _ROOT_RANK.match(line)):
+            self.scan.root_rank, self._in_summary = int(root[1]), False
+        self._in_summary = self._in_summary or _ROOT.search(line) is not None
+        if rank is not None and (whole := _BATCHES.search(line)):
+            self.scan.batches[rank] = (int(whole[1]), int(whole[1]))
         if step := _STEP.search(line):
             self.scan.step = int((step[1] or step[3]).replace(",", ""))
         if COMPLETED.search(line):
             self.scan.completed_at = number
-        if meter := _METER.search(line):
-            self.scan.meters += 1
-            self.scan.meter_s += float(meter["step"])
-            self.scan.data_s += float(meter["data"])
+        if "process group has NOT been destroyed before" in line:
+            self.scan.left_at = number
+        self.scan.meters.read(line)
+        if "nan" in line.lower() and _NOT_A_NUMBER.search(line):
+            self.scan.nan_lines, self.scan.last_nan = self.scan.nan_lines + 1, number
+        if "MiB" in line and (listed := _GPU_PROCESS.match(line)):
+            pid, mib = (group for group in listed.groups() if group is not None)
+            self.scan.gpu_processes.append((int(pid), int(mib) / 1024))
+        if spawned := _SPAWNED.match(line):
+            self.scan.root_rank = int(spawned[1])
         for name, pattern in FACTS.items():
             if found := pattern.search(line):
                 self.scan.facts.setdefault(name, next(group for group in found.groups() if group))
