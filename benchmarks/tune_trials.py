@@ -4,12 +4,10 @@
 
 Each job has its own model, length, method, arithmetic and batch, and a device (`small_device.py`) whose limit lies
 somewhere between what a single sample and what a rank's whole batch needs, or above. The sweep climbs every micro-batch
-on it; then `trainwright tune` runs, from an empty store and again from the one that it left; then the batch-size finder
-of accelerate, in the same worker. Lightning's finders are not compared.
-
-Probes are the product's own, `trainwright.tune.tuning.tune` with the workers of `python -m trainwright.train`; but a
-worker is forked from this process, in which torch and transformers are loaded already, as 200 starts of Python would
-take most of the time. On a CPU there is no estimate: the first probe goes up to what the rule of thumb plans.
+on it; then `trainwright tune` runs, from an empty store and again from the one that it left; then the finders of
+accelerate and Lightning, in the same worker. Where tune's fastest and the sweep's differ, these two alone are timed
+again, in turn. Workers are forked (`forked.py`). On a CPU there is no estimate: the first probe goes up to what the
+rule of thumb plans. Needs `pip install pytorch-lightning`.
 """
 
 from __future__ import annotations
@@ -21,111 +19,56 @@ import json
 import os
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from finders import Finder, by_accelerate, by_lightning_doubling, by_lightning_halving, finding_by
+from forked import forked_probes
 from taken import taken
 
 from trainwright.errors import UserError
 from trainwright.job.loading import load_job
-from trainwright.job.schema import Job
-from trainwright.launch.beginning import write_run_files
 from trainwright.launch.planning import Asked, plan_job
-from trainwright.launch.processes import Processes
-from trainwright.launch.supervision import StopAsked, rank_environment
-from trainwright.plan.choose import Plan
-from trainwright.plan.layout import Layout
+from trainwright.launch.supervision import StopAsked
 from trainwright.plan.tuned import fitting
 from trainwright.runs.folder import RunFolder
-from trainwright.runs.writing import read_json, write_json_atomic
+from trainwright.runs.writing import read_json
 from trainwright.tune.probes import Watch, WorkerProbes
 from trainwright.tune.search import Rung, sizes_of
 from trainwright.tune.tuning import TuneOptions, tune
 
 MOST_PROBES, MEDIAN_PROBES, WITHIN = 4, 3, 0.03
-SWEEPS = 2
-"""A size's time is the better of so many sweeps: another program makes a step longer and never shorter."""
+SWEEPS, DUELS = 2, 5
+"""A size's time is the better of so many: another program makes a step longer and never shorter."""
 NO_LIMIT_MIB = 2**20
-LIBRARIES = ("trainwright", "torch", "transformers", "accelerate")
-LINE = "{:3} {:38} {:>9} {:>7} {:>7} {:>6} {:>5} {:>5} {:>4} {:>8} {:>8} {:>7} {:>11} {:>9}"
+LIBRARIES = ("trainwright", "torch", "transformers", "accelerate", "pytorch-lightning")
+FINDERS: dict[str, Finder] = {
+    "accelerate": by_accelerate,
+    "Lightning x2": by_lightning_doubling,
+    "Lightning bin": by_lightning_halving,
+}
+LINE = "{:3} {:38} {:>9} {:>5} {:>5} {:>6} {:>5} {:>4} {:>4} {:>7} {:>6} {:>6}" + len(FINDERS) * " {:>13}"
 HEADINGS = (
     "job", "width x layers x length, method", "limit MiB", "sweep", "tune", "probes", "steps", "s", "warm",
-    "fastest", "tune's", "slower", "accelerate", "tries",
+    "fastest", "tune's", "slower", *FINDERS,
 )  # fmt: skip
 
 
-class Forked:
-    """A worker forked from this process, as subprocess.Popen gives it."""
+@dataclass(frozen=True)
+class Found:
+    """What a finder of others ended with, None where it found nothing, and how many sizes it tried."""
 
-    def __init__(self, main: Callable[[], int], environment: dict[str, str], log: Path, run_dir: Path) -> None:
-        launcher = str(os.getpid())
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        self.returncode: int | None = None
-        if self.pid:
-            return
-        code = 1
-        try:
-            os.setsid()
-            os.environ.update(environment, TRAINWRIGHT_LAUNCHER_PID=launcher)
-            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            for stream in (1, 2):
-                os.dup2(descriptor, stream)
-            sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
-            sys.argv = ["trainwright.train", str(run_dir)]
-            code = main()
-        finally:
-            if sys.exc_info()[1] is not None:
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            os._exit(code)
+    micro_batch_size: int | None
+    tries: int
 
-    def poll(self) -> int | None:
-        """Return the exit status, None while it runs."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self) -> int:
-        """Return the exit status once it has ended."""
-        while (code := self.poll()) is None:
-            time.sleep(0.005)
-        return code
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
-
-
-def start_forked(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
-    """Start every rank as a fork of this process."""
-    from trainwright.train.__main__ import main
-
-    processes = Processes()
-    for rank in range(layout.ranks):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(layout.ranks)}
-        environment = place | {"LOCAL_WORLD_SIZE": str(layout.ranks)} | rank_environment(layout, layout.ranks, attempt)
-        processes.children.append(Forked(main, environment, folder.rank_log(attempt, rank), folder.path))  # type: ignore[arg-type]
-    return processes
-
-
-def forked_probes(folder: RunFolder, job: Job, plan: Plan, watch: Watch) -> WorkerProbes:
-    """Return probes whose workers are forks, and whose data is prepared in one."""
-    from trainwright.train.prepare import main
-
-    folder.create()
-    write_run_files(folder, job, plan.to_json())
-    prepared = Forked(lambda: main([str(folder.path)]), {}, folder.path / "prepare.log", folder.path).wait()
-    assert prepared == 0, (folder.path / "prepare.log").read_text()
-    return WorkerProbes(folder, job, plan, watch, start_ranks=start_forked)
+    def __str__(self) -> str:
+        return f"{self.micro_batch_size or '-'} in {self.tries}"
 
 
 @dataclass(frozen=True)
@@ -144,8 +87,9 @@ class Trial:
     tune_steps: int
     tune_s: float
     warm_probes: int
-    accelerate_found: int | None
-    accelerate_tries: int
+    slower: float
+    """How much longer tune's fastest takes than the sweep's."""
+    others: dict[str, Found]
 
     @property
     def steps_off(self) -> int:
@@ -156,11 +100,6 @@ class Trial:
     def sweep_fastest(self) -> int:
         """The micro-batch with the shortest step."""
         return min(self.sweep_step_s, key=lambda size: self.sweep_step_s[size])
-
-    @property
-    def slower(self) -> float:
-        """How much longer tune's fastest takes than the sweep's, by the sweep's own times."""
-        return self.sweep_step_s[self.tune_fastest] / self.sweep_step_s[self.sweep_fastest] - 1
 
     @property
     def problems(self) -> list[str]:
@@ -192,8 +131,7 @@ class Trial:
             self.sweep_fastest,
             self.tune_fastest,
             f"{self.slower:.1%}",
-            "-" if self.accelerate_found is None else self.accelerate_found,
-            self.accelerate_tries,
+            *map(str, self.others.values()),
         )
 
 
@@ -280,19 +218,14 @@ class Bed:
         """Draw a limit, and let each find what it can."""
         alone, whole = (rung.needed_bytes or 0 for rung in self._climb(NO_LIMIT_MIB, (1, self._share)))
         limit_mib = (alone + draw.uniform(0.03, 1.2) * (whole - alone)) / 2**20
-        sweeps = [self._climb(limit_mib, self._sizes) for _ in range(SWEEPS)]
-        times: dict[int, float] = {}
-        for rung in (rung for sweep in sweeps for rung in sweep):
-            step_s = rung.step_s(-(-self._share // rung.micro_batch_size))
-            assert step_s is not None
-            times[rung.micro_batch_size] = min(step_s, times.get(rung.micro_batch_size, step_s))
+        times = self._times(limit_mib, self._sizes, SWEEPS)
         loaded = load_job(str(self._path), self._limited(limit_mib))
         began_s = time.monotonic()
         cold = tune(loaded, TuneOptions(), open_probes=forked_probes)
         tune_s = time.monotonic() - began_s
         warm = tune(loaded, TuneOptions(), open_probes=forked_probes)
         assert cold.tuned.fastest is not None
-        found, tries = self._accelerate(limit_mib)
+        largest, fastest = cold.tuned.levels["extreme"], cold.tuned.fastest.micro_batch_size
         return Trial(
             number=self._number,
             what=self._what,
@@ -300,15 +233,31 @@ class Bed:
             sizes=self._sizes,
             sweep_largest=max(times),
             sweep_step_s=times,
-            tune_largest=cold.tuned.levels["extreme"],
-            tune_fastest=cold.tuned.fastest.micro_batch_size,
+            tune_largest=largest,
+            tune_fastest=fastest,
             tune_probes=cold.tuned.probes,
             tune_steps=cold.tuned.steps,
             tune_s=tune_s,
             warm_probes=0 if warm.before else warm.tuned.probes,
-            accelerate_found=None if found is None else fitting(found, self._share),
-            accelerate_tries=tries,
+            slower=self._slower(limit_mib, fastest, min(times, key=lambda size: times[size])),
+            others={name: self._found_by(find, limit_mib) for name, find in FINDERS.items()},
         )
+
+    def _slower(self, limit_mib: float, one: int, other: int) -> float:
+        """Return how much longer a step takes at one size than at another."""
+        if one == other:
+            return 0.0
+        times = self._times(limit_mib, tuple(sorted((one, other))), DUELS)
+        return times[one] / times[other] - 1
+
+    def _times(self, limit_mib: float, sizes: tuple[int, ...], climbs: int) -> dict[int, float]:
+        """Return the seconds of a step at each size that the memory suffices for."""
+        times: dict[int, float] = {}
+        for rung in (rung for _ in range(climbs) for rung in self._climb(limit_mib, sizes)):
+            step_s = rung.step_s(-(-self._share // rung.micro_batch_size))
+            assert step_s is not None
+            times[rung.micro_batch_size] = min(step_s, times.get(rung.micro_batch_size, step_s))
+        return times
 
     def _limited(self, limit_mib: float) -> list[str]:
         return [f"task_options.limit_mib={limit_mib:.6f}"]
@@ -325,34 +274,13 @@ class Bed:
         with self._probes(limit_mib) as (probes, _):
             return probes.run(sizes, ()).rungs
 
-    def _accelerate(self, limit_mib: float) -> tuple[int | None, int]:
-        """Return what accelerate's finder ends with, beginning with the whole batch, and how often it tried."""
-        from trainwright.train import worker
-        from trainwright.train.probing import Probe
-
-        def find(loop: Any, wanted: Any) -> None:
-            from accelerate.utils import find_executable_batch_size
-
-            tried = []
-
-            @find_executable_batch_size(starting_batch_size=wanted["micro_batch_sizes"][0])  # type: ignore[untyped-decorator]
-            def steps(batch_size: int) -> int:
-                tried.append(batch_size)
-                for _ in range(2):
-                    Probe(loop, wanted).longest_step(batch_size)
-                return batch_size
-
-            write_json_atomic(loop.folder.path / "found.json", {"found": steps(), "tries": len(tried)})
-
-        ours, worker.probe = worker.probe, find
-        try:
-            with self._probes(limit_mib) as (probes, folder), contextlib.suppress(UserError):
-                probes.run((self._share,), ())
-                result = read_json(folder.path / "found.json")
-                return result["found"], result["tries"]
-        finally:
-            worker.probe = ours
-        return None, 0
+    def _found_by(self, find: Finder, limit_mib: float) -> Found:
+        """Return what a finder of others ends with, between one sample and the whole batch of the rank."""
+        with self._probes(limit_mib) as (probes, folder), finding_by(find), contextlib.suppress(UserError):
+            probes.run((self._share,), ())
+            result = read_json(folder.path / "found.json")
+            return Found(fitting(result["found"], self._share), result["tries"])
+        return Found(None, 0)
 
 
 def main() -> int:
@@ -401,7 +329,7 @@ def _record(options: argparse.Namespace, trials: list[Trial]) -> dict[str, Any]:
     return {
         **taken(f"python benchmarks/tune_trials.py --jobs {options.jobs} --seed {options.seed}", LIBRARIES),
         "median_probes": statistics.median(trial.tune_probes for trial in trials),
-        "trials": [asdict(trial) | {"slower": trial.slower, "steps_off": trial.steps_off} for trial in trials],
+        "trials": [asdict(trial) | {"steps_off": trial.steps_off} for trial in trials],
     }
 
 

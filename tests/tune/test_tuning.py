@@ -57,7 +57,6 @@ def test_the_command_finds_the_edge_and_later_commands_use_what_it_measured(tmp_
     found = json.loads(cold.stdout)
     points = {point["micro_batch_size"]: point for point in found["points"]}
     assert found["probes"] <= 4
-    assert found["steps"] <= 20 * found["probes"]
     assert all(point["needed_bytes"] <= point["capacity_bytes"] == 6 * 2**20 for point in points.values())
     assert found["levels"]["extreme"] == max(points) < 32
     assert "is too large: out of memory in training: CUDA out of memory" in cold.stderr

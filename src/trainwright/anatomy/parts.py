@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Final, Literal
 
@@ -172,7 +173,7 @@ class Anatomy:
             for name, shape in operation.parameters(segment.prefix)
         }
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         """Number of parameters, shared ones once."""
         return sum(prod(shape) for shape in self.parameters().values())

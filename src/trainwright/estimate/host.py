@@ -18,6 +18,7 @@ from trainwright.anatomy.parts import Anatomy
 from trainwright.estimate.closed import memory
 from trainwright.estimate.figures import HostMemory, Memory
 from trainwright.estimate.offload import DTYPE_BYTES, Shape, offloaded_bytes, pinned_bytes
+from trainwright.estimate.recent import Recent
 from trainwright.estimate.request import Request
 
 MIB: Final = 2**20
@@ -68,7 +69,7 @@ def host_memory(
     `step` is what a step takes on the device, which is the host itself in a CPU run; None: the closed form's answer.
     `merge` is `method.merge`: at the end rank 0 loads the base again, in fp32.
     """
-    model = _Model.of(anatomy, request)
+    model = _models.of((anatomy, request.method, request.config), None, lambda: _Model.of(anatomy, request))
     held = offloaded_bytes(request, model.trained, model.frozen)
     if request.device == "cpu":
         found = step or memory(anatomy, request)
@@ -142,6 +143,9 @@ class _Model:
     def base_size(self) -> int:
         """Number of parameters without adapters."""
         return _size(self.frozen) + (0 if self.has_adapters else self.trained_size)
+
+
+_models: Recent[_Model] = Recent()
 
 
 def _loading(model: _Model, request: Request, *, first: bool) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from trainwright.anatomy import Anatomy
@@ -104,13 +105,13 @@ def request_of(job: Job, model: PlannedModel, layout: Layout, devices: tuple[Dev
     return Request(
         config=model.config,
         auto_class=AUTO_CLASSES[job.task],
-        method=Method(
-            type=method.type,
-            r=method.r,
-            alpha=method.alpha,
-            dropout=method.dropout,
-            targets=method.targets,
-            freeze=method.freeze,
+        method=_method(
+            method.type,
+            method.r,
+            method.alpha,
+            method.dropout,
+            method.targets if isinstance(method.targets, str) else tuple(method.targets),
+            tuple(method.freeze),
         ),
         precision=layout.precision,  # type: ignore[arg-type]
         optimizer=job.train.optim,
@@ -129,6 +130,20 @@ def request_of(job: Job, model: PlannedModel, layout: Layout, devices: tuple[Dev
         device="cuda" if kind == "cuda" else "cpu",
         compute_capability=capability,
     )
+
+
+@cache
+def _method(
+    type: Literal["full", "lora", "qlora"],
+    r: int,
+    alpha: float,
+    dropout: float,
+    targets: str | tuple[str, ...],
+    freeze: tuple[str, ...],
+) -> Method:
+    """Return one and the same method for the same values: what is known of a method is found by its identity."""
+    named = targets if isinstance(targets, str) else list(targets)
+    return Method(type=type, r=r, alpha=alpha, dropout=dropout, targets=named, freeze=list(freeze))
 
 
 @dataclass(frozen=True, kw_only=True)

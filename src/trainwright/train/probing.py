@@ -7,6 +7,7 @@ not suffice, or a rank that is killed, costs only what comes after it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,14 +32,16 @@ from trainwright.train.tensors import ShardWriter
 
 PASSES_FOR_MEMORY = 2
 """Micro-steps of the step whose memory counts: from the second on the gradients are there already."""
+LEAST_TIMED_S, MOST_TIMED_STEPS = 0.3, 30
+"""Steps of milliseconds are repeated for so long: what else the machine does holds up all that fall into its while."""
 
 
 def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
     """Go through the steps that `wanted` names, and then through an evaluation and what a checkpoint gathers.
 
     `micro_batch_sizes` and `evaluation_batch_sizes` rise. Memory is that of the longest samples. The time at a
-    micro-batch is the best of `timed_steps` steps, all on the first `timed_samples` samples of the run: what else the
-    machine does makes a step longer and never shorter.
+    micro-batch is the best of `timed_steps` steps or more, all on the first `timed_samples` samples of the run: what
+    else the machine does makes a step longer and never shorter.
 
     Raises:
         OutOfMemoryError: the memory of this rank did not suffice.
@@ -92,7 +95,8 @@ class Probe:
         self._peak.restart()
         self.longest_step(micro)
         needed = self._peak.needed_bytes()
-        step_s, once_s = min(self._timed_step() for _ in range(self._wanted["timed_steps"]))
+        timed = self._timed_steps()
+        step_s, once_s = min(timed)
         self._note(
             "measured",
             micro_batch_size=micro,
@@ -100,10 +104,19 @@ class Probe:
             capacity_bytes=self._peak.capacity_bytes,
             step_s=step_s,
             once_s=once_s,
+            timed_steps=len(timed),
             longest=int(loop.train_data.lengths.max()),
         )
         if loop.ranks.is_first:
             say(f"micro-batch {micro}: {needed / 2**30:.2f} GiB")
+
+    def _timed_steps(self) -> list[tuple[float, float]]:
+        """Time steps, as many on every rank."""
+        timed = [self._timed_step() for _ in range(self._wanted["timed_steps"])]
+        [summed_s] = self._loop.ranks.sum([sum(step_s for step_s, _ in timed)])
+        mean_s = summed_s / (self._world_size * len(timed))
+        wanted = min(MOST_TIMED_STEPS, math.ceil(LEAST_TIMED_S / mean_s))
+        return timed + [self._timed_step() for _ in range(wanted - len(timed))]
 
     def _timed_step(self) -> tuple[float, float]:
         """Return the seconds of a step, and those of them that it takes once however many passes it has."""

@@ -142,10 +142,11 @@ class WorkerProbes:
         """Return what all ranks went through: the most memory of any, and the time of the slowest."""
         ranks = [self._lines(attempt, rank) for rank in range(layout.ranks)]
         measured = [{line["micro_batch_size"]: line for line in lines if line["what"] == "measured"} for lines in ranks]
-        rungs = []
+        rungs, steps = [], 0
         for size in sorted(set.intersection(*(set(lines) for lines in measured))):
             of_ranks = [lines[size] for lines in measured]
             self.longest = of_ranks[0]["longest"]
+            steps += 1 + of_ranks[0]["timed_steps"]
             passes = -(-timed_samples // (size * layout.ranks))
             fullest = max(of_ranks, key=lambda line: line["needed_bytes"] / max(1, line["capacity_bytes"]))
             slowest = max(of_ranks, key=lambda line: line["step_s"])
@@ -162,7 +163,7 @@ class WorkerProbes:
         return Outcome(
             rungs=tuple(rungs),
             evaluated=tuple(sorted(set.intersection(*evaluated))),
-            steps=(1 if rungs else 0) + len(rungs) * (1 + TIMED_STEPS),
+            steps=steps + (1 if rungs else 0),
         )
 
     def _failed(

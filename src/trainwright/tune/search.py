@@ -185,9 +185,23 @@ class Search:
         return self._passes(size) * pass_s + low.once_s + share * (high.once_s - low.once_s)
 
     def _share_of_memory(self, size: int) -> float | None:
+        """Return the least share that a micro-batch may need.
+
+        A step of a single pass has no gradients yet while it goes forward. They are as large as the weights at most, so
+        that half of what does not depend on the micro-batch may be saved.
+        """
         needed = self.needed_bytes(size)
         capacity = [rung.capacity_bytes for rung in self.rungs.values() if rung.capacity_bytes]
-        return None if needed is None or not capacity else needed / min(capacity)
+        if needed is None or not capacity:
+            return None
+        if self._passes(size) == 1:
+            needed -= max(0.0, self._fixed_bytes()) / 2
+        return needed / min(capacity)
+
+    def _fixed_bytes(self) -> float:
+        """Return what is needed whatever the micro-batch, by the line through the two largest."""
+        at_none = self.needed_bytes(0)
+        return 0.0 if at_none is None else at_none
 
     def _passes(self, size: int) -> int:
         return -(-self._share // size)
