@@ -51,8 +51,8 @@ def step(gpus: str, config: dict[str, Any] = LLAMA_7B, **values: Any) -> StepTim
     found = devices(gpus)
     values = {"micro_batch_size": 4, "sequence_length": 2048, "precision": "bf16", "weights": "bf16"} | values
     values.setdefault("strategy", "single" if len(found) == 1 else "ddp")
-    network = {name: values.pop(name) for name in ("network_gb_s", "peer_access") if name in values}
-    return step_time(model(config), Request(config=config, world_size=len(found), **values), found, **network)
+    around = {name: values.pop(name) for name in ("network_gb_s", "peer_access", "update") if name in values}
+    return step_time(model(config), Request(config=config, world_size=len(found), **values), found, **around)
 
 
 def samples_a_second(gpus: str, config: dict[str, Any] = LLAMA_7B, **values: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from steps_in_time import BERT_LARGE, LLAMA_7B, LORA, QLORA, SMALL, devices, model, samples_a_second, step
@@ -11,6 +12,7 @@ from steps_in_time import BERT_LARGE, LLAMA_7B, LORA, QLORA, SMALL, devices, mod
 from trainwright.errors import UserError
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import step_time, why_not
+from trainwright.estimate.time.update import Update
 
 
 def test_lora_saves_the_weights_gradients_and_no_more() -> None:
@@ -114,6 +116,25 @@ def test_the_update_written_out_is_slower_than_the_fused_one() -> None:
         for kind in ("adamw", "adamw_foreach", "adamw_loop")
     )
     assert fused < foreach < loop
+
+
+def test_an_update_that_waits_for_the_gpu_at_each_tensor_hides_no_launch() -> None:
+    """Small tensors are bound by their launches, large ones by memory: no queue evens that out."""
+
+    def update_s(**values: Any) -> float:
+        own = Update(30, kernels=20, **values)
+        return step("a100-80gb", BERT_LARGE, weights="fp32", precision="fp32", update=own).parts_s["optimizer"]
+
+    parameters = model(BERT_LARGE).parameters()
+    assert update_s() < update_s(waits=True) < update_s() + len(parameters) * 21 * 12e-6
+
+
+def test_gradients_that_are_no_views_of_their_buckets_are_copied_out_again() -> None:
+    """torch's default; the workers keep their gradients in the buckets."""
+    apart = step("a100-80gb:2", recipe="transformers").parts_s["communication"]
+    together = step("a100-80gb:2").parts_s["communication"]
+    bytes_copied = 2 * 2 * model(LLAMA_7B).parameter_count
+    assert apart - together == pytest.approx(bytes_copied / 2.0e12, rel=0.3)
 
 
 def test_accumulated_micro_batches_cost_what_they_cost_and_one_update() -> None:

@@ -110,7 +110,7 @@ class Search:
             return ()
         if self.largest is None and self.too_large is None:
             return self._first()
-        return self._towards_the_edge() or self._towards_the_fastest()
+        return self._beside_the_fastest(self._towards_the_edge() or self._towards_the_fastest())
 
     def needed_bytes(self, size: int) -> float | None:
         """Return the memory that a micro-batch is to be expected to need, None where too little is known."""
@@ -174,6 +174,13 @@ class Search:
         may_be = [size for size in between if self._expected_s(size, timed, 0.0) < best_s * (1 - SAME_TIME)]
         likely = sorted(may_be, key=lambda size: self._expected_s(size, timed, 1.0))
         return tuple(sorted(likely[: self._at_once]))
+
+    def _beside_the_fastest(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Add the fastest one so far where there is room: times of one process compare, those of two less so."""
+        timed = {size: rung for size, rung in self.rungs.items() if rung.pass_s is not None}
+        if not sizes or not timed or len(sizes) >= self._at_once:
+            return sizes
+        return tuple(sorted({*sizes, min(timed, key=lambda size: self._expected_s(size, timed, 1.0))}))
 
     def _expected_s(self, size: int, timed: dict[int, Rung], growth: float) -> float:
         """Return the seconds of a step; a pass is longer than that of the size below by `growth` of a straight line."""
