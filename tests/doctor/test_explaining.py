@@ -86,6 +86,11 @@ def test_the_fix_is_a_command_with_this_runs_own_batch(tmp_path: Path) -> None:
             ),
             "device-oom/other-process",
         ),
+        (
+            "Loading checkpoint shards:  89%|████ | 17/19 [00:48<00:05]\n"
+            + OOM.format(allocated=77, unused=0.1).replace("this process has 78.0", "Process 77 has 78.05"),
+            "device-oom/at-once",
+        ),
         (OLD_OOM.format(allocated=11, reserved=21, free=1.0), "device-oom/fragmentation"),
         (OLD_OOM.format(allocated=21.5, reserved=22.1, free=0.1), "device-oom/at-once"),
         (OLD_OOM.format(allocated=5.2, reserved=5.3, free=0.1), "device-oom/other-process"),
@@ -145,6 +150,42 @@ def test_an_abort_by_the_watchdog_is_collateral_and_any_other_is_a_cause(tmp_pat
     crashed = "double free or corruption (!prev)\n" + abort + "\n" * 9 + waited
     assert explain(tmp_path / "heap", train__log=crashed).cause == "abort/heap"
     assert explain(tmp_path / "alone", train__log=abort + "\n" * 9 + waited).cause == "abort"
+
+
+def test_whom_the_others_waited_for_is_told_by_what_its_log_says(tmp_path: Path) -> None:
+    """Out of batches, or in its data loader: one of two ranks times out, the log of the other has no error."""
+    waited = WATCHDOG.format(rank=0)
+    done = "epoch 0 done, loader exhausted after 463 batches\n"
+    uneven = explain(tmp_path / "uneven", rank_0__log=waited, rank_1__log=done)
+    assert (uneven.cause, uneven.rank) == ("uneven-data", 1)
+    stack = 'it 3300 loss 1.192\nThread 0x7f:\n  File "dataloader.py", line 12 in _try_get_data\n'
+    stuck = explain(tmp_path / "stuck", rank_0__log=waited, rank_1__log=stack)
+    assert (stuck.cause, stuck.rank) == ("data-loader-stuck", 1)
+    mesh = "RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] Connection refused, remote=[127.0.1.1]:40125\n"
+    assert explain(tmp_path / "mesh", rank_1__log=mesh).cause == "network"
+
+
+def test_what_a_library_raised_and_nobody_knows_is_undetermined_with_the_users_own_line(tmp_path: Path) -> None:
+    """Done-when 1: rather no cause than a wrong one; an exception of the program itself stays one."""
+    head = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in <module>\n'
+    inner = '  File "/v/lib/python3.11/site-packages/lib/a.py", line 9, in f\n'
+    finding = explain(tmp_path / "library", train__log=head + inner + "lib.StrangeError: quux\n")
+    assert finding.cause == UNDETERMINED
+    assert "StrangeError: quux" in finding.title
+    assert any("train.py:3" in fix for fix in finding.fixes)
+    assert explain(tmp_path / "own", train__log=head + "ValueError: quux\n").cause == "exception"
+
+
+def test_a_step_that_srun_cancelled_follows_from_the_task_that_failed(tmp_path: Path) -> None:
+    """Slurm cancels what is left; preempted and requeued to its end is well."""
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T01:00:00 ***\n"
+    failed = "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
+    assert explain(tmp_path / "failed", slurm__out=failed + cancelled).cause == "disk-full"
+    assert explain(tmp_path / "alone", slurm__out=cancelled).cause == "slurm/cancelled/step"
+    preempted = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T01:00:00 DUE TO PREEMPTION ***\n"
+    done = "{'train_runtime': 12.0, 'train_loss': 1.0}\n"
+    assert explain(tmp_path / "requeued", slurm__out=preempted + done).cause == HEALTHY
+    assert explain(tmp_path / "gone", slurm__out=preempted).cause == "slurm/preempted"
 
 
 def test_torchruns_summary_names_the_rank_whose_traceback_has_none(tmp_path: Path) -> None:

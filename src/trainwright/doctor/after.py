@@ -142,10 +142,13 @@ class _Diagnosing:
             alike = (s.rank for scan in self._scans for s in scan.sightings if s.cause is sighting.cause)
             roots = (scan.root_rank for scan in self._scans)
             rank = next((found for found in (*alike, *roots) if found is not None), None)
+        if id == "exception" and resolved is not None and sighting.frames and not sighting.frames[-1].own:
+            return self._unknown(sighting)
         if id == "device-oom" and resolved is not None:
             scan = next(scan for scan in self._scans if scan.name == sighting.log)
             listed = [process for each in self._scans for process in each.gpu_processes]
-            memory = kind_of(sighting, scan, fields.pop("message", sighting.text), listed)
+            told = (s for s in scan.sightings if s.cause is sighting.cause and s.frames)
+            memory = kind_of(next(told, sighting), scan, fields.pop("message", sighting.text), listed)
             id = memory.cause
             evidence.append(Evidence(sighting.place, memory.said))
             fields["kill_others"] = "kill " + " ".join(map(str, memory.pids)) if memory.pids else "end them"
@@ -171,7 +174,7 @@ class _Diagnosing:
         timed_out = [s for s in collateral if s.cause.id == "collective-timeout"]
         if preparing and timed_out and self._losses.count == 0:
             return self._finding("slow-preparation", [preparing[0].evidence, timed_out[0].evidence], {}, "likely", None)
-        if timed_out and (uneven := self._uneven()) is not None:
+        if (uneven := self._uneven()) is not None:
             return uneven
         if timed_out and (stuck := self._at_its_data()) is not None:
             return stuck
@@ -290,6 +293,23 @@ class _Diagnosing:
             )
         title = "the evidence does not decide"
         return Finding(cause=UNDETERMINED, title=title, evidence=evidence, fixes=collect, confidence="possible")
+
+    def _unknown(self, sighting: Sighting) -> Finding:
+        """Return what is known of an exception that a library raised, and that the table does not have."""
+        asked = f"your line that led there: {shown(str(sighting.where))}"
+        collect = (
+            f"{asked}; print what it hands over, and compare the call with the documentation of the installed version",
+            "look for the message in the issues of the package whose files the traceback ends in",
+            "give the logs of all ranks as well: trainwright doctor FOLDER",
+        )
+        return Finding(
+            cause=UNDETERMINED,
+            title=f"a library raised what is not known here: {sighting.fields.get('error', '')}",
+            evidence=(sighting.evidence, Evidence(sighting.place, asked)),
+            fixes=collect,
+            confidence="possible",
+            rank=sighting.rank,
+        )
 
     def _seen(self, seen: Seen, confidence: Confidence) -> Finding:
         fields = {} if seen.rank is None else {"who": f"rank {seen.rank}"}

@@ -35,6 +35,10 @@ _EXCEPTION: Final = re.compile(
 )
 _STEP: Final = re.compile(r"(?:^|[\s|])(\d{1,9})/(\d{1,9})\s*\[|^step ([\d,]+)/([\d,]+)  ")
 _BATCH_OF: Final = re.compile(r"\b(?:batch|step|iter(?:ation)?)\W{1,3}(\d{1,9})/(\d{1,9})\b", re.IGNORECASE)
+_PREPARING: Final = re.compile(
+    r"(?:Loading|Fetching|Downloading|Map|Filter|Tokeniz|Running tokenizer|Generating|Extracting)"
+)
+"""Bars of what comes before the first step."""
 _BATCHES: Final = re.compile(r"\b(\d{1,9}) batches\b")
 _ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
 _SPAWNED: Final = re.compile(r"^-- Process (\d{1,5}) terminated with the following error")
@@ -208,7 +212,7 @@ class _Reader:
         self._in_summary = self._in_summary or _ROOT.search(line) is not None
         if rank is not None and (whole := _BATCHES.search(line)):
             self.scan.batches[rank] = (int(whole[1]), int(whole[1]))
-        if step := _STEP.search(line):
+        if (step := _STEP.search(line)) and not _PREPARING.match(line):
             self.scan.step = int((step[1] or step[3]).replace(",", ""))
         if COMPLETED.search(line):
             self.scan.completed_at = number
