@@ -119,6 +119,26 @@ def test_one_rank_that_runs_out_of_memory_ends_the_probe_for_all(
     assert not [child for child in mine if "trainwright.train" in " ".join(child.cmdline())]
 
 
+def test_a_probe_ends_where_an_evaluation_or_the_host_has_no_room(
+    two_ranks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluation's batch is part of the answer; S2 case C: host memory is watched, and some of it left free."""
+    monkeypatch.chdir(two_ranks)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    little = 'task_options={"message": "torch", "ranks": [1], "evaluation_room": 4}'
+    job, plan, _ = plan_job(load_job("job.yaml", [little]), Asked())
+    folder = RunFolder(two_ranks / "evaluations" / job.name)
+    outcome = WorkerProbes(folder, job, plan, Watch(StopAsked(), GIVES_UP_S, 0)).run((2,), (4, 6))
+    assert [rung.micro_batch_size for rung in outcome.rungs] == [2] and outcome.too_large is None
+    assert (outcome.evaluated, outcome.evaluation_too_large) == ((4,), 6), outcome.why
+
+    watch = Watch(StopAsked(), GIVES_UP_S, psutil.virtual_memory().total)
+    probes = WorkerProbes(RunFolder(two_ranks / "host" / job.name), job, plan, watch)
+    ended = probes.run((2,), ())
+    assert ended.too_large == 2 and ended.rungs == ()
+    assert ended.why is not None and ended.why.startswith("host memory ran out: ")
+
+
 @pytest.mark.long
 def test_a_probe_that_is_killed_and_one_that_hangs_cost_only_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

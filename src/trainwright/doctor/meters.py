@@ -63,8 +63,8 @@ class Meters:
             if len(self.utilisation) >= FEWEST_OF_DATA and median(self.utilisation) < LITTLE_USE:
                 yield "batch-too-small", f"the GPU is used {median(self.utilisation):.0%}, and data are there in time"
             elif len(self.model_flops) >= FEWEST_OF_DATA and median(self.model_flops) < LITTLE_MODEL_FLOPS:
-                share = f"{median(self.model_flops):.1%} of the GPU's peak are reached"
-                yield "batch-too-small", f"{share}, and data are there in time"
+                peak = f"{median(self.model_flops):.1%} of the GPU's peak are reached"
+                yield "batch-too-small", f"{peak}, and data are there in time"
 
 
 def _seconds(found: re.Match[str]) -> float:
