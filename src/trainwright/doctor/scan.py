@@ -19,6 +19,8 @@ from trainwright.launch.hangs.stacks import StackFrame
 _DIGITS: Final = b"0123456789abcdefABCDEF"
 _ALIKE: Final = 256
 """Of lines that differ in (hexadecimal) digits alone, so many are looked at: a log of a gigabyte has few kinds."""
+_DULL: Final = 8
+"""A line without a sign, and of no traceback, counts for so many."""
 _DENSE: Final = 20_000
 _SPARSE: Final = 16
 """After so many lines with a loss, one in so many is read: its course is known by then; a NaN is never passed over."""
@@ -138,9 +140,9 @@ class _Reader:
         seen = self._kinds.get(kind, 0)
         if seen >= _ALIKE:
             return
+        told = self._look(number, line)
         if seen or len(self._kinds) < _MOST_KINDS:
-            self._kinds[kind] = seen + 1
-        self._look(number, line)
+            self._kinds[kind] = seen + (1 if told else _DULL)
 
     def _loss(self, number: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
@@ -148,12 +150,13 @@ class _Reader:
         if loss is not None:
             self.scan.losses.add(loss, f"{self.scan.name}:{number}", gradient_in(text))
 
-    def _look(self, number: int, raw: bytes) -> None:
+    def _look(self, number: int, raw: bytes) -> bool:
+        """Look for all there is to find; say whether there was a sign or a part of a traceback."""
         line = raw.decode("utf-8", "replace").rstrip()
         prefix = _RANK.match(line)
         rank = int(prefix[1] or prefix[2]) if prefix else None
         body = line[prefix.end() :] if prefix else line
-        self._stack(number, body, rank)
+        in_stack = self._stack(body, rank)
         self._figures(number, line, rank)
         if ("Watchdog caught" in line or "last completed" in line) and len(self.scan.words) < _MOST_SIGHTINGS:
             self.scan.words.append((f"{self.scan.name}:{number}", line))
@@ -169,6 +172,7 @@ class _Reader:
             self._in_traceback.discard(rank)
             if not found:
                 self._note(self._exception, number, body, rank, {"error": _in_short(error["kind"], error["said"])})
+        return found or in_stack
 
     def _note(self, cause: Cause, number: int, text: str, rank: int | None, fields: dict[str, str]) -> None:
         if rank is None and (word := _RANK_WORD.search(text)):
@@ -189,7 +193,8 @@ class _Reader:
             )
         )
 
-    def _stack(self, number: int, body: str, rank: int | None) -> None:
+    def _stack(self, body: str, rank: int | None) -> bool:
+        """Take a line of a traceback; say whether it was one."""
         if body.startswith("Exception ignored in"):
             self._ignored.add(rank)
         elif "Traceback (most recent call last)" in body:
@@ -202,6 +207,9 @@ class _Reader:
                 self._frames[rank] = deque(maxlen=60)
                 self._in_traceback.add(rank)
             self._frames[rank].append(StackFrame(frame["file"], int(frame["line"]), frame["function"]))
+        else:
+            return False
+        return True
 
     def _figures(self, number: int, line: str, rank: int | None) -> None:
         rank = self.scan.rank if rank is None else rank
