@@ -214,7 +214,7 @@ def test_torchruns_summary_names_the_rank_whose_traceback_has_none(tmp_path: Pat
 )
 def test_lines_of_progress_tell_what_slows_a_run(tmp_path: Path, line: str, cause: str) -> None:
     """S2-33: of programs whose lines nobody agreed on."""
-    log = "".join(f"{line.format(n=n, loss=round(3 - n / 20, 3))}\n" for n in range(30))
+    log = "".join(f"{line.format(n=n, loss=round(3 - n / 200, 3))}\n" for n in range(300))
     assert explain(tmp_path / "logs", train__log=log).cause == cause
 
 

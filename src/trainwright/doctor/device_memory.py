@@ -78,7 +78,7 @@ def _unseen_gib(message: str) -> float | None:
     if total is None or own is None or free is None:
         return None
     unseen = _gib(total) - _gib(own) - _gib(free)
-    return unseen if unseen >= OTHERS_SHARE * _gib(total) else None
+    return unseen if unseen >= max(OTHERS_SHARE * _gib(total), CONTEXT_GIB / 2) else None
 
 
 def _doing(frames: tuple[StackFrame, ...], message: str) -> str | None:

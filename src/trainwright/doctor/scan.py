@@ -45,7 +45,7 @@ _BATCHES: Final = re.compile(r"\b(\d{1,9}) batches\b")
 _ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
 _SPAWNED: Final = re.compile(r"^-- Process (\d{1,5}) terminated with the following error")
 _ROOT_RANK: Final = re.compile(r"^\s*rank\s+: (\d{1,5}) \(local_rank")
-_NOT_A_NUMBER: Final = re.compile(r"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?nan\b", re.IGNORECASE)
+_NOT_A_NUMBER: Final = re.compile(rb"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?(?:nan|NaN)\b")
 _GPU_PROCESS: Final = re.compile(r"^\s*(\d+), (\d+) MiB, \S+|^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+C\S*\s.*?(\d+)MiB \|")
 
 
@@ -136,6 +136,8 @@ class _Reader:
                 self._loss(number, line)
             else:
                 self.scan.losses.count += 1
+        if (b"nan" in line or b"NaN" in line) and _NOT_A_NUMBER.search(line):
+            self.scan.nan_lines, self.scan.last_nan = self.scan.nan_lines + 1, number
         kind = hash(line.translate(None, _DIGITS))
         seen = self._kinds.get(kind, 0)
         if seen >= _ALIKE:
@@ -227,8 +229,6 @@ class _Reader:
         if "process group has NOT been destroyed before" in line:
             self.scan.left_at = number
         self.scan.meters.read(line)
-        if "nan" in line.lower() and _NOT_A_NUMBER.search(line):
-            self.scan.nan_lines, self.scan.last_nan = self.scan.nan_lines + 1, number
         if "MiB" in line and (listed := _GPU_PROCESS.match(line)):
             pid, mib = (group for group in listed.groups() if group is not None)
             self.scan.gpu_processes.append((int(pid), int(mib) / 1024))
