@@ -227,8 +227,8 @@ class _Diagnosing:
             yield self._finding(course.cause, [Evidence(course.place, course.text)], {}, "likely", None)
 
     def _no_numbers(self) -> Course | None:
-        """Return that figures of the course, whatever their names, ended as NaN."""
-        for scan in self._scans:
+        """Return that figures, whatever their names, ended as NaN; where losses are told by name, those count."""
+        for scan in self._scans if self._losses.count == 0 else ():
             if scan.nan_lines >= MANY_NANS and scan.last_nan > NEAR_THE_END * scan.lines:
                 text = f"figures in {scan.nan_lines} lines are not numbers, up to the end of the log"
                 return Course("loss-nan", text, f"{scan.name}:{scan.last_nan}")
