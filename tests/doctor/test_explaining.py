@@ -169,11 +169,12 @@ def test_what_a_library_raised_and_nobody_knows_is_undetermined_with_the_users_o
     """Done-when 1: rather no cause than a wrong one; an exception of the program itself stays one."""
     head = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in <module>\n'
     inner = '  File "/v/lib/python3.11/site-packages/lib/a.py", line 9, in f\n'
-    finding = explain(tmp_path / "library", train__log=head + inner + "lib.StrangeError: quux\n")
+    finding = explain(tmp_path / "library", train__log=head + inner + "RuntimeError: quux\n")
     assert finding.cause == UNDETERMINED
-    assert "StrangeError: quux" in finding.title
+    assert "RuntimeError: quux" in finding.title
     assert any("train.py:3" in fix for fix in finding.fixes)
-    assert explain(tmp_path / "own", train__log=head + "ValueError: quux\n").cause == "exception"
+    assert explain(tmp_path / "refused", train__log=head + inner + "ValueError: quux\n").cause == "exception"
+    assert explain(tmp_path / "own", train__log=head + "RuntimeError: quux\n").cause == "exception"
 
 
 def test_a_step_that_srun_cancelled_follows_from_the_task_that_failed(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class _Diagnosing:
             alike = (s.rank for scan in self._scans for s in scan.sightings if s.cause is sighting.cause)
             roots = (scan.root_rank for scan in self._scans)
             rank = next((found for found in (*alike, *roots) if found is not None), None)
-        if id == "exception" and resolved is not None and sighting.frames and not sighting.frames[-1].own:
+        if id == "exception" and resolved is not None and _failed_in_a_library(sighting):
             return self._unknown(sighting)
         if id == "device-oom" and resolved is not None:
             scan = next(scan for scan in self._scans if scan.name == sighting.log)
@@ -184,6 +184,10 @@ class _Diagnosing:
         apart = [s for s in collateral if s.cause.id == "mesh-failed"]
         if apart and self._losses.count == 0:
             return self._finding("network", [apart[0].evidence], {}, "likely", None)
+        if {s.cause.id for s in collateral} <= {"aborted", "ranks-ended"}:
+            aborted = [s for s in collateral if s.cause.id == "aborted"]
+            rank = next((scan.root_rank for scan in self._scans if scan.root_rank is not None), None)
+            return self._finding("abort", [s.evidence for s in aborted[:1]], {}, "likely", rank) if aborted else None
         return None
 
     def _at_its_data(self) -> Finding | None:
@@ -333,6 +337,12 @@ class _Diagnosing:
             confidence=confidence,
             rank=rank,
         )
+
+
+def _failed_in_a_library(sighting: Sighting) -> bool:
+    """Whether a library failed; one that refuses what it was given (ValueError and the like) says why itself."""
+    error = sighting.fields.get("error", "")
+    return bool(sighting.frames) and not sighting.frames[-1].own and error.startswith(("RuntimeError", "OSError"))
 
 
 def _healthy(why: Evidence) -> Finding:

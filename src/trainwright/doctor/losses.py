@@ -13,12 +13,13 @@ from typing import Final
 _KEPT: Final = 2048
 _LAST: Final = 64
 _NUMBER: Final = r"(?P<value>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?inf|nan|NaN)"
-_LOSS: Final = re.compile(rf"(?<![A-Za-z])(?:train[_/ ])?[Ll]oss['\"]?(?: is)?\s*[:= ]\s*['\"]?{_NUMBER}")
+_OF_HELD_OUT: Final = "".join(rf"(?<!{word}[_ /])" for word in ("eval", "val", "valid", "test"))
+_LOSS: Final = re.compile(rf"(?<![A-Za-z]){_OF_HELD_OUT}(?:train[_/ ])?[Ll]oss['\"]?(?: is)?\s*[:= ]\s*['\"]?{_NUMBER}")
 _GRADIENT: Final = re.compile(r"grad_norm['\"]?: ['\"]?(?P<value>nan|inf|-?[\d.eE+-]+)")
 COMPLETED: Final = re.compile(
     r"'?train_runtime'?\b|[Tt]raining (?:is )?(?:completed?|finished|done)|`Trainer\.fit` stopped: `max_|^finished: "
     r"|epochs? completed in |Optimizer stripped from|^Training time \d|done training in|Signaling Trainer to stop"
-    r"|\[after training is done\]|\*\*\* Best metric|^\s*\d+ .*\bCOMPLETED +0:0\b"
+    r"|^[Dd]one in \d|\[after training is done\]|\*\*\* Best metric|^\s*\d+ .*\bCOMPLETED +0:0\b"
 )
 
 
@@ -81,9 +82,11 @@ class Course:
 
 MANY_ZEROS: Final = 10
 """A loss of exactly 0.0 so often in a row is no accident of rounding."""
+ZEROS_ALONE: Final = 5
+"""Fewer are enough where there is no other loss."""
 LEAST_FOR_GROWTH: Final = 8
 """Growth shows itself in fewer records than swinging, as it is asked to be large."""
-LEAST_FOR_A_TREND: Final = 12
+LEAST_FOR_A_TREND: Final = 10
 GROWN: Final = 1.5
 """The end lies so many times above the best stretch (and by at least 0.5): the loss grows."""
 SWING: Final = 0.25
@@ -95,7 +98,9 @@ def course_of(losses: Losses) -> Course | None:
     recent = [loss for loss, _ in losses.last]
     # A Trainer writes 0.0 in place of NaN: after other losses it is that.
     only_zeros = losses.zeros_in_a_row == losses.count
-    if losses.zeros_in_a_row >= MANY_ZEROS and (only_zeros or not losses.bad_gradients):
+    if losses.zeros_in_a_row >= (ZEROS_ALONE if only_zeros else MANY_ZEROS) and (
+        only_zeros or not losses.bad_gradients
+    ):
         text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
         return Course("loss-zero", text, losses.last[-1][1])
     if losses.not_a_number or losses.bad_gradients >= 3:
