@@ -295,7 +295,7 @@ class _Diagnosing:
                 "the kernel's log of that time: dmesg -T | grep -i -E 'oom|killed process|xid'",
                 "with PYTHONFAULTHANDLER=1 the next failure leaves a stack; give all files: trainwright doctor FOLDER",
             )
-        title = "the evidence does not decide"
+        title = "the evidence does not decide the cause"
         return Finding(cause=UNDETERMINED, title=title, evidence=evidence, fixes=collect, confidence="possible")
 
     def _unknown(self, sighting: Sighting) -> Finding:

@@ -123,7 +123,8 @@ class Collectives:
         silent = tuple(rank for rank in range(max(known)) if rank not in known)
         if len(silent) != 1 or len(known) < LEAST_AROUND_A_GAP:
             return None
-        return Missing(silent, evidence, stands_at=self._where(silent))
+        gap = Evidence("logs", f"ranks 0 to {max(known)} but {silent[0]} say that they waited")
+        return Missing(silent, (gap, *evidence), stands_at=self._where(silent))
 
     def _where(self, ranks: Iterable[int]) -> str | None:
         return next((found for rank in ranks if (found := self._of(rank).stands_at) is not None), None)

@@ -14,13 +14,13 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if finding.cause == HEALTHY:
         yield f"OK: {finding.title}"
     elif finding.cause == UNDETERMINED:
-        yield "Undetermined: the evidence does not decide the cause"
+        yield f"Undetermined: {shown(finding.title)}"
     else:
         rank = f", rank {finding.rank}" if finding.rank is not None else ""
         yield f"Cause: {shown(finding.title)}"
         yield f"  [{finding.cause}, {finding.confidence}{rank}]"
     yield from _evidence(finding)
-    if finding.fixes:
+    if finding.fixes and finding.cause != HEALTHY:
         yield ""
         yield "To collect:" if finding.cause == UNDETERMINED else "Fix:"
         yield from (f"  {number}. {shown(fix, 600)}" for number, fix in enumerate(finding.fixes, 1))
