@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from diagnosis import OWN, Verdict, cases_in, judge, summary
 
 from trainwright.doctor.after import diagnose
-from trainwright.doctor.causes import candidates, causes, signs
+from trainwright.doctor.causes import Sieve, causes, signs
 from trainwright.doctor.finding import HEALTHY, UNDETERMINED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -121,6 +121,6 @@ def test_every_sign_is_reached_by_the_text_that_it_needs() -> None:
         for log in [*case.glob("*.log"), *case.glob("*.txt"), *case.glob("*.err"), *case.glob("*.out")]:
             for line in log.read_bytes().splitlines()[:400]:
                 text = line.decode("utf-8", "replace")
-                reached = set(map(id, candidates(line)))
+                reached = set(map(id, Sieve(text).of(text, in_traceback=True)))
                 missed = [s.pattern.pattern for s in signs() if id(s) not in reached and s.pattern.search(text)]
                 assert not missed, (log, text)

@@ -19,7 +19,7 @@ from trainwright.doctor.live import Standing, standing
 from trainwright.doctor.losses import Course, Losses, course_of
 from trainwright.doctor.resolve import Resolved, resolve
 from trainwright.doctor.samples import Seen, failures_in, read_samples, slowness_in
-from trainwright.doctor.scan import Scan, Sighting, scan_lines, scan_log
+from trainwright.doctor.scan import Scan, Sighting, scan_blocks, scan_log
 from trainwright.launch.hangs.fault import Hang
 from trainwright.runs import records
 
@@ -46,9 +46,10 @@ def diagnose(paths: Sequence[Path]) -> Diagnosis:
     scans = [scan_log(path, name, exception) for path, name in inputs.logs]
     failed = last_failure(inputs.events)
     if failed is not None and failed[1].get("text"):
-        lines = enumerate(str(failed[1]["text"]).encode().split(b"\n"), 1)
+        lines = str(failed[1]["text"]).encode().split(b"\n")
+        blocks = [(range(1, len(lines) + 1), lines)]
         rank = failed[1].get("rank")
-        scans.append(scan_lines(lines, failed[0].name, exception, rank if isinstance(rank, int) else None))
+        scans.append(scan_blocks(blocks, failed[0].name, exception, rank if isinstance(rank, int) else None))
     return replace(_Diagnosing(inputs, scans, failed).diagnosis(), read=inputs.names)
 
 

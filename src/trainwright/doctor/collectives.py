@@ -102,7 +102,7 @@ class Collectives:
         rank = _rank_in(path.name)
         if rank is None:
             return
-        main = main_thread(threads_in(line.decode("utf-8", "replace") for _, line in lines_of(path)))
+        main = main_thread(threads_in(line.decode("utf-8", "replace") for line in lines_of(path)))
         if main is not None:
             self._of(rank).stands_at = shown(main.stands_at)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,34 +14,42 @@ LONGEST_LINE_BYTES: Final = 2**14
 """Of a longer line, only the beginning and the end are looked at."""
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) without its end; a progress bar's states, parted by carriage returns, share a number."""
-    number = 1
-    for line in _whole_lines(path):
-        if b"\r" in line:
-            for part in line.split(b"\r"):
-                if part:
-                    yield number, _cut(part)
-        else:
-            yield number, _cut(line)
-        number += 1
+def blocks_of(path: Path) -> Iterator[tuple[Sequence[int], list[bytes]]]:
+    """Yield many lines at once, without their ends, beside their numbers.
+
+    A progress bar's states, parted by carriage returns, share a number.
+    """
+    first = 1
+    for lines in _whole_lines(path):
+        numbers: Sequence[int] = range(first, first + len(lines))
+        first += len(lines)
+        if b"\r" in b"".join(lines):
+            parts = [[part for part in line.split(b"\r") if part] if b"\r" in line else [line] for line in lines]
+            numbers = [number for number, parted in zip(numbers, parts, strict=True) for _ in parted]
+            lines = [part for parted in parts for part in parted]
+        yield numbers, [line if len(line) <= LONGEST_LINE_BYTES else _cut(line) for line in lines]
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
+def _whole_lines(path: Path) -> Iterator[list[bytes]]:
     rest = b""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
+            yield lines
             if len(rest) > _CHUNK_BYTES:
                 rest = _cut(rest)
     if rest:
-        yield rest
+        yield [rest]
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of `blocks_of` one by one."""
+    return itertools.chain.from_iterable(lines for _, lines in blocks_of(path))
 
 
 def _cut(line: bytes) -> bytes:
     half = LONGEST_LINE_BYTES // 2
-    return line if len(line) <= LONGEST_LINE_BYTES else line[:half] + b" ... " + line[-half:]
+    return line[:half] + b" ... " + line[-half:]
 
 
 def shown(line: str, longest: int = 300) -> str:
@@ -52,4 +60,4 @@ def shown(line: str, longest: int = 300) -> str:
 
 def first_lines(path: Path, count: int) -> list[str]:
     """Return the beginning of a file, as text."""
-    return [line.decode("utf-8", "replace") for _, line in itertools.islice(lines_of(path), count)]
+    return [line.decode("utf-8", "replace") for line in itertools.islice(lines_of(path), count)]

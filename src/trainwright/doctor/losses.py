@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from statistics import mean, median, pstdev
 from typing import Final
 
+from trainwright.doctor.literals import Sought
+
 _KEPT: Final = 2048
 _LAST: Final = 64
 _NUMBER: Final = r"(?P<value>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?inf|nan|NaN)"
 _OF_HELD_OUT: Final = "".join(rf"(?<!{word}[_ /])" for word in ("eval", "val", "valid", "test"))
 _LOSS: Final = re.compile(rf"(?<![A-Za-z]){_OF_HELD_OUT}(?:train[_/ ])?[Ll]oss['\"]?(?: is)?\s*[:= ]\s*['\"]?{_NUMBER}")
 _GRADIENT: Final = re.compile(r"grad_norm['\"]?: ['\"]?(?P<value>nan|inf|-?[\d.eE+-]+)")
-COMPLETED: Final = re.compile(
+COMPLETED: Final = Sought.of(
     r"'?train_runtime'?\b|[Tt]raining (?:is )?(?:completed?|finished|done)|`Trainer\.fit` stopped: `max_|^finished: "
     r"|epochs? completed in |Optimizer stripped from|^Training time \d|done training in|Signaling Trainer to stop"
     r"|^[Dd]one in \d|\[after training is done\]|\*\*\* Best metric|^\s*\d+ .*\bCOMPLETED +0:0\b"

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from trainwright.doctor.literals import Sought
+
 _NUMBER: Final = r"\W{0,3}(?P<value>\d+(?:\.\d+)?) ?(?P<unit>ms|s)?\b"
 _STEP_TIME: Final = re.compile(rf"(?:\b[Tt]ime|batch_time|step_time|iter_time){_NUMBER}")
 _DATA_TIME: Final = re.compile(rf"\b[Dd]ata(?:_time|_wait)?{_NUMBER}")
 _UTILISATION: Final = re.compile(r"\b(?:gpu|GPU)[_ -]?(?:util\w*|load)\W{0,3}(?P<value>\d+(?:\.\d+)?) ?%")
 _MODEL_FLOPS: Final = re.compile(r"\b(?:mfu|MFU)\W{0,3}(?P<value>\d+(?:\.\d+)?) ?%")
-_DEEPSPEED: Final = re.compile(
+_DEEPSPEED: Final = Sought.of(
     r"\bfwd(?:_microstep)?: (?P<forward>[\d.]+) .*?\bbwd(?:_microstep)?: (?P<backward>[\d.]+) "
     r".*\bbwd_allreduce(?:_microstep)?: (?P<communication>[\d.]+) .*\bstep(?:_microstep)?: (?P<step>[\d.]+)"
 )
@@ -39,13 +41,14 @@ class Meters:
 
     def read(self, line: str) -> None:
         """Take what one line tells."""
-        step, data = _STEP_TIME.search(line), _DATA_TIME.search(line)
-        if step and data:
+        if "ata" in line and (step := _STEP_TIME.search(line)) and (data := _DATA_TIME.search(line)):
             self.steps_s.append(_seconds(step))
             self.data_s.append(_seconds(data))
         if times := _DEEPSPEED.search(line):
             whole = sum(float(times[name]) for name in ("forward", "backward", "step"))
             self.communication.append(float(times["communication"]) / max(whole, 1e-9))
+        if "%" not in line:
+            return
         if found := _UTILISATION.search(line):
             self.utilisation.append(float(found["value"]) / 100)
         if found := _MODEL_FLOPS.search(line):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from trainwright.doctor.causes import Cause, candidates
+from trainwright.doctor.causes import Cause, Sieve
 from trainwright.doctor.finding import Evidence
-from trainwright.doctor.lines import lines_of, shown
+from trainwright.doctor.lines import blocks_of, shown
+from trainwright.doctor.literals import Sought
 from trainwright.doctor.losses import COMPLETED, Losses, gradient_in, loss_in
 from trainwright.doctor.meters import Meters
 from trainwright.launch.hangs.stacks import StackFrame
@@ -24,6 +26,8 @@ _DULL: Final = 8
 _DENSE: Final = 20_000
 _SPARSE: Final = 16
 """After so many lines with a loss, one in so many is read: its course is known by then; a NaN is never passed over."""
+_SILENT: Final = -1
+"""A kind that was met often enough, of which no line can tell a loss or a NaN."""
 _MOST_KINDS: Final = 200_000
 _MOST_SIGHTINGS: Final = 4000
 _LONGEST_MESSAGE: Final = 4000
@@ -41,9 +45,9 @@ _PREPARING: Final = re.compile(
     r"(?:Loading|Fetching|Downloading|Map|Filter|Tokeniz|Running tokenizer|Generating|Extracting)"
 )
 """Bars of what comes before the first step."""
-_BATCHES: Final = re.compile(r"\b(\d{1,9}) batches\b")
-_ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
-_SPAWNED: Final = re.compile(r"^-- Process (\d{1,5}) terminated with the following error")
+_BATCHES: Final = Sought.of(r"\b(\d{1,9}) batches\b")
+_ROOT: Final = "Root Cause (first observed failure)"
+_SPAWNED: Final = Sought.of(r"^-- Process (\d{1,5}) terminated with the following error")
 _ROOT_RANK: Final = re.compile(r"^\s*rank\s+: (\d{1,5}) \(local_rank")
 _NOT_A_NUMBER: Final = re.compile(rb"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?(?:nan|NaN)\b")
 _GPU_PROCESS: Final = re.compile(r"^\s*(\d+), (\d+) MiB, \S+|^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+C\S*\s.*?(\d+)MiB \|")
@@ -105,13 +109,13 @@ class Scan:
 
 
 FACTS: Final = {
-    "micro_batch": re.compile(r"Instantaneous batch size per device = ([\d,]+)|train_micro_batch_size_per_gpu\D+(\d+)"),
-    "accumulation": re.compile(r"Gradient Accumulation steps = ([\d,]+)|gradient_accumulation_steps\D+(\d+)"),
-    "global_batch": re.compile(r"Total train batch size \([^)]*\) = ([\d,]+)"),
-    "expandable": re.compile(r"(?<!try setting )PYTORCH_(?:CUDA_)?ALLOC_CONF\S*(expandable_segments:\s*True)"),
-    "trainer": re.compile(r"(\*\*\*\*\* Running training \*\*\*\*\*|transformers/trainer\.py)"),
-    "lightning": re.compile(r"(lightning/pytorch|pytorch_lightning)"),
-    "gpu_world": re.compile(r"CUDA_VISIBLE_DEVICES[=: ]+(\S+)"),
+    "micro_batch": Sought.of(r"Instantaneous batch size per device = ([\d,]+)|train_micro_batch_size_per_gpu\D+(\d+)"),
+    "accumulation": Sought.of(r"Gradient Accumulation steps = ([\d,]+)|gradient_accumulation_steps\D+(\d+)"),
+    "global_batch": Sought.of(r"Total train batch size \([^)]*\) = ([\d,]+)"),
+    "expandable": Sought.of(r"(?<!try setting )PYTORCH_(?:CUDA_)?ALLOC_CONF\S*(expandable_segments:\s*True)"),
+    "trainer": Sought.of(r"\*\*\*\*\* Running training \*\*\*\*\*|transformers/trainer\.py"),
+    "lightning": Sought.of(r"lightning/pytorch|pytorch_lightning"),
+    "gpu_world": Sought.of(r"CUDA_VISIBLE_DEVICES[=: ]+(\S+)"),
 }
 
 
@@ -122,6 +126,7 @@ class _Reader:
         self.scan = scan
         self._exception = every_exception
         self._kinds: dict[int, int] = {}
+        self._sieve = Sieve("")
         self._loss_lines = 0
         self._frames: dict[int | None, deque[StackFrame]] = {}
         self._in_traceback: set[int | None] = set()
@@ -129,7 +134,26 @@ class _Reader:
         """Whose next traceback is one that Python only mentions (`Exception ignored in`)."""
         self._in_summary = False
 
-    def read(self, number: int, line: bytes) -> None:
+    def read(self, numbers: Sequence[int], lines: list[bytes]) -> None:
+        """Read a block of lines; those of a kind that was met often enough are passed over."""
+        shapes = b"\n".join(lines).translate(None, _DIGITS).split(b"\n")
+        kinds, met = list(map(hash, shapes)), self._kinds
+        to_look_at = [0 <= met.get(kind, 0) < _ALIKE for kind in kinds]
+        text = b"\n".join(itertools.compress(lines, to_look_at)).decode("utf-8", "replace")
+        self._sieve, texts = Sieve(text), iter(text.split("\n"))
+        for number, line, shape, kind, looked_at in zip(numbers, lines, shapes, kinds, to_look_at, strict=True):
+            decoded = next(texts) if looked_at else ""
+            seen = met.get(kind, 0)
+            if seen == _SILENT:
+                continue
+            self._course(number, line)
+            if seen >= _ALIKE:
+                continue
+            seen += 1 if self._look(number, decoded.rstrip()) else _DULL
+            if kind in met or len(met) < _MOST_KINDS:
+                met[kind] = _SILENT if seen >= _ALIKE and not _may_tell_a_loss(shape) else seen
+
+    def _course(self, number: int, line: bytes) -> None:
         if b"oss" in line:
             self._loss_lines += 1
             if self._loss_lines < _DENSE or self._loss_lines % _SPARSE == 0 or b"nan" in line or b"inf" in line:
@@ -138,13 +162,6 @@ class _Reader:
                 self.scan.losses.count += 1
         if (b"nan" in line or b"NaN" in line) and _NOT_A_NUMBER.search(line):
             self.scan.nan_lines, self.scan.last_nan = self.scan.nan_lines + 1, number
-        kind = hash(line.translate(None, _DIGITS))
-        seen = self._kinds.get(kind, 0)
-        if seen >= _ALIKE:
-            return
-        told = self._look(number, line)
-        if seen or len(self._kinds) < _MOST_KINDS:
-            self._kinds[kind] = seen + (1 if told else _DULL)
 
     def _loss(self, number: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
@@ -152,9 +169,8 @@ class _Reader:
         if loss is not None:
             self.scan.losses.add(loss, f"{self.scan.name}:{number}", gradient_in(text))
 
-    def _look(self, number: int, raw: bytes) -> bool:
+    def _look(self, number: int, line: str) -> bool:
         """Look for all there is to find; say whether there was a sign or a part of a traceback."""
-        line = raw.decode("utf-8", "replace").rstrip()
         prefix = _RANK.match(line)
         rank = int(prefix[1] or prefix[2]) if prefix else None
         body = line[prefix.end() :] if prefix else line
@@ -163,9 +179,7 @@ class _Reader:
         if ("Watchdog caught" in line or "last completed" in line) and len(self.scan.words) < _MOST_SIGHTINGS:
             self.scan.words.append((f"{self.scan.name}:{number}", line))
         found = False
-        for sign in candidates(raw):
-            if sign.cause.id.startswith("exception/") and rank not in self._in_traceback:
-                continue
+        for sign in self._sieve.of(line, in_traceback=rank in self._in_traceback):
             match = sign.pattern.search(body) or (sign.pattern.search(line) if prefix else None)
             if match is not None and len(self.scan.sightings) < _MOST_SIGHTINGS:
                 self._note(sign.cause, number, body, rank, {k: v for k, v in match.groupdict().items() if v})
@@ -215,14 +229,14 @@ class _Reader:
 
     def _figures(self, number: int, line: str, rank: int | None) -> None:
         rank = self.scan.rank if rank is None else rank
-        if rank is not None and (batch := _BATCH_OF.search(line)):
+        if rank is not None and "/" in line and (batch := _BATCH_OF.search(line)):
             self.scan.batches[rank] = (int(batch[1]), int(batch[2]))
         if self._in_summary and (root := _ROOT_RANK.match(line)):
             self.scan.root_rank, self._in_summary = int(root[1]), False
-        self._in_summary = self._in_summary or _ROOT.search(line) is not None
+        self._in_summary = self._in_summary or _ROOT in line
         if rank is not None and (whole := _BATCHES.search(line)):
             self.scan.batches[rank] = (int(whole[1]), int(whole[1]))
-        if (step := _STEP.search(line)) and not _PREPARING.match(line):
+        if "/" in line and (step := _STEP.search(line)) and not _PREPARING.match(line):
             self.scan.step = int((step[1] or step[3]).replace(",", ""))
         if COMPLETED.search(line):
             self.scan.completed_at = number
@@ -232,11 +246,16 @@ class _Reader:
         if "MiB" in line and (listed := _GPU_PROCESS.match(line)):
             pid, mib = (group for group in listed.groups() if group is not None)
             self.scan.gpu_processes.append((int(pid), int(mib) / 1024))
-        if spawned := _SPAWNED.match(line):
+        if spawned := _SPAWNED.search(line):
             self.scan.root_rank = int(spawned[1])
-        for name, pattern in FACTS.items():
-            if found := pattern.search(line):
-                self.scan.facts.setdefault(name, next(group for group in found.groups() if group))
+        for name, fact in FACTS.items():
+            if name not in self.scan.facts and (found := fact.search(line)):
+                self.scan.facts[name] = next((group for group in found.groups() if group), found[0])
+
+
+def _may_tell_a_loss(shape: bytes) -> bool:
+    """Whether a line of which this is left without its digits a to f may tell a loss, or a NaN."""
+    return b"oss" in shape or b"nn" in shape or b"NN" in shape
 
 
 def _in_short(kind: str, said: str | None) -> str:
@@ -247,14 +266,17 @@ def scan_log(path: Path, name: str, exception: Cause, rank: int | None = None) -
     """Read one log; `exception` is the cause that stands for an exception without a sign of its own."""
     if rank is None and (of_file := _RANK_OF_FILE.search(str(path))):
         rank = int(of_file[1] or of_file[2])
-    return scan_lines(lines_of(path), name, exception, rank)
+    return scan_blocks(blocks_of(path), name, exception, rank)
 
 
-def scan_lines(lines: Iterable[tuple[int, bytes]], name: str, exception: Cause, rank: int | None = None) -> Scan:
-    """Read numbered lines as `scan_log` does those of a file."""
+def scan_blocks(
+    blocks: Iterable[tuple[Sequence[int], list[bytes]]], name: str, exception: Cause, rank: int | None = None
+) -> Scan:
+    """Read blocks of numbered lines as `scan_log` does those of a file."""
     scan = Scan(name, rank)
     reader = _Reader(scan, exception)
-    for number, line in lines:
-        reader.read(number, line)
-        scan.lines = number
+    for numbers, lines in blocks:
+        if lines:
+            reader.read(numbers, lines)
+            scan.lines = numbers[-1]
     return scan
