@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -46,8 +46,9 @@ class FormulaDevice:
                 capacity_bytes=self.capacity_bytes if self.known else None,
                 pass_s=self.pass_s(size),
                 once_s=0.002,
+                rounds=sizes.count(size),
             )
-            for size in fitting
+            for size in dict.fromkeys(fitting)
         ]
         return Outcome(rungs=tuple(rungs), too_large=min(failed, default=None), why="out of memory" if failed else None)
 
@@ -101,6 +102,44 @@ def test_the_fastest_is_within_three_percent_of_a_sweep_over_all() -> None:
         possible = [s for size, s in sweep.items() if device.needed(size) <= device.capacity_bytes]
         found = min(point.step_s for point in search.points() if point.step_s is not None)
         assert found <= min(possible) * (1 + SAME_TIME) + 1e-12, (device, share, predicted)
+
+
+@dataclass(frozen=True)
+class UnsteadyDevice(FormulaDevice):
+    """One on which a micro-batch takes up to half as long again in one process as in the next, but for turn by turn."""
+
+    draw: random.Random = field(default_factory=lambda: random.Random(3))
+
+    def probe(self, sizes: tuple[int, ...]) -> Outcome:
+        """Climb like a probe does, each micro-batch at a speed of its own where it has one turn alone."""
+        outcome = super().probe(sizes)
+        slower = [1.0 if rung.rounds > 1 else self.draw.uniform(1.0, 1.5) for rung in outcome.rungs]
+        rungs = [
+            replace(rung, pass_s=factor * (rung.pass_s or 0))
+            for rung, factor in zip(outcome.rungs, slower, strict=True)
+        ]
+        return replace(outcome, rungs=tuple(rungs))
+
+
+def test_where_times_differ_from_probe_to_probe_the_two_fastest_take_turns() -> None:
+    """Done-when 1: what was measured once each in processes of their own is not taken for a comparison."""
+    device = UnsteadyDevice(capacity_bytes=750, base=100, slope=100, overhead_s=0.05, sample_s=0.005)
+    turns = 0
+    for _ in range(40):
+        search = Search(sizes_of(16), 8, 16)
+        while sizes := search.next_sizes():
+            turns += len(set(sizes)) < len(sizes)
+            search.take(device.probe(sizes))
+        fastest = min(search.points(), key=lambda point: point.step_s or 0).micro_batch_size
+        passes_s = {size: -(-16 // size) * device.pass_s(size) for size in search.rungs}
+        compared = [size for size in passes_s if search.rungs[size].rounds > 1]
+        assert not compared or fastest == min(compared, key=lambda size: passes_s[size])
+        assert search.probes <= MOST_PROBES
+    assert turns > 10
+    steady = Search(sizes_of(16), 8, 16)
+    while sizes := steady.next_sizes():
+        assert len(set(sizes)) == len(sizes), "times that do not differ need no turns"
+        steady.take(FormulaDevice(750, 100, 100).probe(sizes))
 
 
 def test_without_figures_of_memory_a_batch_grows_by_at_most_eight_and_is_then_halved_in() -> None:

@@ -39,9 +39,9 @@ LEAST_TIMED_S, MOST_TIMED_STEPS = 0.3, 30
 def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
     """Go through the steps that `wanted` names, and then through an evaluation and what a checkpoint gathers.
 
-    `micro_batch_sizes` and `evaluation_batch_sizes` rise. Memory is that of the longest samples. The time at a
-    micro-batch is the best of `timed_steps` steps or more, all on the first `timed_samples` samples of the run: what
-    else the machine does makes a step longer and never shorter.
+    `micro_batch_sizes` rise, or are two that take turns; `evaluation_batch_sizes` rise. Memory is that of the longest
+    samples. The time at a micro-batch is the best of `timed_steps` steps or more, all on the first `timed_samples`
+    samples of the run: what else the machine does makes a step longer and never shorter.
 
     Raises:
         OutOfMemoryError: the memory of this rank did not suffice.

@@ -34,7 +34,7 @@ class Probes(Protocol):
     """Runs one probe after the other."""
 
     def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> Outcome:
-        """Try micro-batches, rising, and then evaluation batches.
+        """Try micro-batches, one after the other, and then evaluation batches.
 
         Raises:
             UserError: the job fails for another reason than memory, or the user asked to stop.
@@ -141,15 +141,18 @@ class WorkerProbes:
     def _found(self, layout: Layout, attempt: int, timed_samples: int) -> Outcome:
         """Return what all ranks went through: the most memory of any, and the time of the slowest."""
         ranks = [self._lines(attempt, rank) for rank in range(layout.ranks)]
-        measured = [{line["micro_batch_size"]: line for line in lines if line["what"] == "measured"} for lines in ranks]
+        measured = [[line for line in lines if line["what"] == "measured"] for lines in ranks]
+        sizes = set.intersection(*({line["micro_batch_size"] for line in lines} for lines in measured))
         rungs, steps = [], 0
-        for size in sorted(set.intersection(*(set(lines) for lines in measured))):
-            of_ranks = [lines[size] for lines in measured]
-            self.longest = of_ranks[0]["longest"]
-            steps += 1 + of_ranks[0]["timed_steps"]
+        for size in sorted(sizes):
+            rounds = [[line for line in lines if line["micro_batch_size"] == size] for lines in measured]
+            fastest = [min(lines, key=lambda line: line["step_s"]) for lines in rounds]
+            self.longest = fastest[0]["longest"]
+            steps += sum(1 + line["timed_steps"] for line in rounds[0])
             passes = -(-timed_samples // (size * layout.ranks))
+            of_ranks = (lines[0] for lines in rounds)  # a later turn may find what a larger micro-batch left
             fullest = max(of_ranks, key=lambda line: line["needed_bytes"] / max(1, line["capacity_bytes"]))
-            slowest = max(of_ranks, key=lambda line: line["step_s"])
+            slowest = max(fastest, key=lambda line: line["step_s"])
             rungs.append(
                 Rung(
                     micro_batch_size=size,
@@ -157,6 +160,7 @@ class WorkerProbes:
                     capacity_bytes=fullest["capacity_bytes"],
                     pass_s=(slowest["step_s"] - slowest["once_s"]) / passes,
                     once_s=slowest["once_s"],
+                    rounds=min(map(len, rounds)),
                 )
             )
         evaluated = [{line["batch_size"] for line in lines if line["what"] == "evaluated"} for lines in ranks]

@@ -15,7 +15,9 @@ RUNGS = 4
 MOST_PROBES, MOST_SCRIPT_PROBES = 4, 6
 """A script is started anew for every micro-batch, so its search takes more of them."""
 ENOUGH_PROBES = 3
-"""Beyond so many none is made for speed alone."""
+"""Beyond so many none is made to find what is faster yet."""
+ROUNDS = 2
+"""Turns that each of two micro-batches has in one probe, where times differ from probe to probe."""
 MOST_LOST = 2
 """Probes that may end without an answer, killed or hung, before the search ends with what it knows."""
 GROWTH = (4, 8)
@@ -26,13 +28,17 @@ SHARES = (0.70, 0.85, 0.90)
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One micro-batch that ran: seconds of a pass, and those that a step takes once; None where not measured."""
+    """One micro-batch that ran: seconds of a pass, and those that a step takes once; None where not measured.
+
+    They are the best of `rounds` turns of one process, which others may have had between them.
+    """
 
     micro_batch_size: int
     needed_bytes: int | None = None
     capacity_bytes: int | None = None
     pass_s: float | None = None
     once_s: float = 0.0
+    rounds: int = 1
 
     def step_s(self, passes: int) -> float | None:
         """Return the seconds of an optimizer step of so many passes."""
@@ -72,11 +78,15 @@ class Search:
         self.evaluation_too_large: int | None = None
         self.probes = self.steps = self.lost = 0
         self._lost_at: Counter[int] = Counter()
+        self._spread = 0.0
+        """By how much the times of one micro-batch in two probes have differed at most."""
 
     def take(self, outcome: Outcome) -> None:
         """Learn from a probe."""
         self.steps += outcome.steps
-        self.rungs |= {rung.micro_batch_size: rung for rung in outcome.rungs}
+        for rung in outcome.rungs:
+            self._spread = max(self._spread, self._differs(rung))
+            self.rungs[rung.micro_batch_size] = rung
         self.evaluated = max((*outcome.evaluated, self.evaluated or 0)) or None
         if outcome.evaluation_too_large is not None:
             self.evaluation_too_large = outcome.evaluation_too_large
@@ -88,6 +98,12 @@ class Search:
         self._lost_at[outcome.lost_at] += 1
         if self._lost_at[outcome.lost_at] > 1:
             self._limit(outcome.lost_at, f"{outcome.why}, twice")
+
+    def _differs(self, rung: Rung) -> float:
+        """Return how far a time is from that of the same micro-batch before, as a share of the shorter."""
+        before, passes = self.rungs.get(rung.micro_batch_size), self._passes(rung.micro_batch_size)
+        times = sorted(s for one in (before, rung) if one is not None and (s := one.step_s(passes)) is not None)
+        return times[-1] / times[0] - 1 if len(times) == 2 else 0.0
 
     def _limit(self, size: int | None, why: str | None) -> None:
         if size is not None and (self.too_large is None or size < self.too_large):
@@ -104,13 +120,16 @@ class Search:
         return self.too_large == self.sizes[0]
 
     def next_sizes(self) -> tuple[int, ...]:
-        """Return the micro-batches of the next probe, rising; none where everything is known, or enough was tried."""
+        """Return the micro-batches of the next probe; none where everything is known, or enough was tried.
+
+        They rise, or are two that take turns.
+        """
         most = MOST_PROBES if self._at_once > 1 else MOST_SCRIPT_PROBES
         if self.probes >= most or self.lost > MOST_LOST or self.is_hopeless:
             return ()
         if self.largest is None and self.too_large is None:
             return self._first()
-        return self._beside_the_fastest(self._towards_the_edge() or self._towards_the_fastest())
+        return self._beside_the_fastest(self._towards_the_edge() or self._towards_the_fastest()) or self._in_turn()
 
     def needed_bytes(self, size: int) -> float | None:
         """Return the memory that a micro-batch is to be expected to need, None where too little is known."""
@@ -181,6 +200,17 @@ class Search:
         if not sizes or not timed or len(sizes) >= self._at_once:
             return sizes
         return tuple(sorted({*sizes, min(timed, key=lambda size: self._expected_s(size, timed, 1.0))}))
+
+    def _in_turn(self) -> tuple[int, ...]:
+        """The two fastest, turn by turn, where they differ by less than one of them does from probe to probe."""
+        times = {size: s for size, rung in self.rungs.items() if (s := rung.step_s(self._passes(size))) is not None}
+        fastest = sorted(times, key=lambda size: times[size])[:2]
+        if self._at_once < 2 * ROUNDS or len(fastest) < 2 or self._spread <= SAME_TIME:
+            return ()
+        are_known = all(self.rungs[size].rounds >= ROUNDS for size in fastest)
+        if are_known or times[fastest[1]] > (1 + self._spread) * times[fastest[0]]:
+            return ()
+        return tuple(sorted(fastest)) * ROUNDS
 
     def _expected_s(self, size: int, timed: dict[int, Rung], growth: float) -> float:
         """Return the seconds of a step; a pass is longer than that of the size below by `growth` of a straight line."""
