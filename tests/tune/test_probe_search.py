@@ -121,7 +121,7 @@ class UnsteadyDevice(FormulaDevice):
         return replace(outcome, rungs=tuple(rungs))
 
 
-def test_where_times_differ_from_probe_to_probe_the_two_fastest_take_turns() -> None:
+def test_where_times_differ_from_probe_to_probe_the_fastest_take_turns() -> None:
     """Done-when 1: what was measured once each in processes of their own is not taken for a comparison."""
     device = UnsteadyDevice(capacity_bytes=750, base=100, slope=100, overhead_s=0.05, sample_s=0.005)
     turns = 0

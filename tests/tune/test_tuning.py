@@ -164,4 +164,4 @@ def test_a_probe_that_is_killed_and_one_that_hangs_cost_only_themselves(
     assert "lost at 4, which says nothing of its memory: it had not ended after 1 s" in told
     assert [point.micro_batch_size for point in answer.tuned.points] == [1, 2, 4]
     assert answer.tuned.too_large is None
-    assert dataclasses.replace(answer.tuned).probes == 3
+    assert answer.tuned.probes in (3, 4), "the fastest take turns in one more where times differ"

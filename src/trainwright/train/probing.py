@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,9 @@ LEAST_TIMED_S, MOST_TIMED_STEPS = 0.3, 30
 def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
     """Go through the steps that `wanted` names, and then through an evaluation and what a checkpoint gathers.
 
-    `micro_batch_sizes` rise, or are two that take turns; `evaluation_batch_sizes` rise. Memory is that of the longest
-    samples. The time at a micro-batch is the best of `timed_steps` steps or more, all on the first `timed_samples`
-    samples of the run: what else the machine does makes a step longer and never shorter.
+    `micro_batch_sizes` rise, or some take turns; `evaluation_batch_sizes` rise. Memory is that of the longest samples.
+    The time at a micro-batch is the best of `timed_steps` steps or more, all on the first `timed_samples` samples of
+    the run: what else the machine does makes a step longer and never shorter. `spread` says how much it does.
 
     Raises:
         OutOfMemoryError: the memory of this rank did not suffice.
@@ -104,6 +105,7 @@ class Probe:
             capacity_bytes=self._peak.capacity_bytes,
             step_s=step_s,
             once_s=once_s,
+            spread=median(step_s for step_s, _ in timed) / step_s - 1,
             timed_steps=len(timed),
             longest=int(loop.train_data.lengths.max()),
         )

@@ -161,6 +161,7 @@ class WorkerProbes:
                     pass_s=(slowest["step_s"] - slowest["once_s"]) / passes,
                     once_s=slowest["once_s"],
                     rounds=min(map(len, rounds)),
+                    spread=max(line["spread"] for lines in rounds for line in lines),
                 )
             )
         evaluated = [{line["batch_size"] for line in lines if line["what"] == "evaluated"} for lines in ranks]

@@ -16,8 +16,8 @@ MOST_PROBES, MOST_SCRIPT_PROBES = 4, 6
 """A script is started anew for every micro-batch, so its search takes more of them."""
 ENOUGH_PROBES = 3
 """Beyond so many none is made to find what is faster yet."""
-ROUNDS = 2
-"""Turns that each of two micro-batches has in one probe, where times differ from probe to probe."""
+ROUNDS = 4
+"""Turns that each of the fastest has in one probe, where the times of steps differ."""
 MOST_LOST = 2
 """Probes that may end without an answer, killed or hung, before the search ends with what it knows."""
 GROWTH = (4, 8)
@@ -39,6 +39,8 @@ class Rung:
     pass_s: float | None = None
     once_s: float = 0.0
     rounds: int = 1
+    spread: float = 0.0
+    """By how much the middle one of its steps took longer than the shortest."""
 
     def step_s(self, passes: int) -> float | None:
         """Return the seconds of an optimizer step of so many passes."""
@@ -79,13 +81,13 @@ class Search:
         self.probes = self.steps = self.lost = 0
         self._lost_at: Counter[int] = Counter()
         self._spread = 0.0
-        """By how much the times of one micro-batch in two probes have differed at most."""
+        """By how much the times of one micro-batch have differed at most, in a probe or from one to the next."""
 
     def take(self, outcome: Outcome) -> None:
         """Learn from a probe."""
         self.steps += outcome.steps
         for rung in outcome.rungs:
-            self._spread = max(self._spread, self._differs(rung))
+            self._spread = max(self._spread, rung.spread, self._differs(rung))
             self.rungs[rung.micro_batch_size] = rung
         self.evaluated = max((*outcome.evaluated, self.evaluated or 0)) or None
         if outcome.evaluation_too_large is not None:
@@ -122,7 +124,7 @@ class Search:
     def next_sizes(self) -> tuple[int, ...]:
         """Return the micro-batches of the next probe; none where everything is known, or enough was tried.
 
-        They rise, or are two that take turns.
+        They rise, or take turns.
         """
         most = MOST_PROBES if self._at_once > 1 else MOST_SCRIPT_PROBES
         if self.probes >= most or self.lost > MOST_LOST or self.is_hopeless:
@@ -202,13 +204,13 @@ class Search:
         return tuple(sorted({*sizes, min(timed, key=lambda size: self._expected_s(size, timed, 1.0))}))
 
     def _in_turn(self) -> tuple[int, ...]:
-        """The two fastest, turn by turn, where they differ by less than one of them does from probe to probe."""
+        """The fastest, turn by turn, where they differ by less than the steps of one of them do."""
         times = {size: s for size, rung in self.rungs.items() if (s := rung.step_s(self._passes(size))) is not None}
-        fastest = sorted(times, key=lambda size: times[size])[:2]
-        if self._at_once < 2 * ROUNDS or len(fastest) < 2 or self._spread <= SAME_TIME:
+        if self._at_once == 1 or self._spread <= SAME_TIME:
             return ()
-        are_known = all(self.rungs[size].rounds >= ROUNDS for size in fastest)
-        if are_known or times[fastest[1]] > (1 + self._spread) * times[fastest[0]]:
+        near = [size for size in times if times[size] <= (1 + self._spread) * min(times.values())]
+        fastest = sorted(near, key=lambda size: times[size])[: self._at_once]
+        if len(fastest) < 2 or all(self.rungs[size].rounds >= ROUNDS for size in fastest):
             return ()
         return tuple(sorted(fastest)) * ROUNDS
 

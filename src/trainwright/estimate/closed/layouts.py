@@ -8,7 +8,6 @@ from typing import Any
 
 from trainwright.anatomy.parts import Anatomy
 from trainwright.errors import UserError
-from trainwright.estimate.closed import zero
 from trainwright.estimate.closed.course import Point
 from trainwright.estimate.closed.held import held
 from trainwright.estimate.closed.model import micro_step
@@ -54,7 +53,7 @@ class Layouts:
         passing = sum(there.passing.values())
         best, highest = None, float(sum(there.update.values()))
         reserved = highest
-        for point in self._course(asked_of(self.anatomy, request), request, found):
+        for point in self._course(asked_of(self.anatomy, request, there), found):
             total = point.total.real + samples * point.total.imag + passing
             reserved = max(reserved, total + point.idle.real + samples * point.idle.imag)
             if total > highest:
@@ -69,23 +68,25 @@ class Layouts:
             allocated + round(reserved - highest),
             {part: size for part, size in parts.items() if size},
             best.where if best is not None else OPTIMIZER,
-            self._evaluation(request, found, sum(there.static.values())),
+            self._evaluation(request, found, there),
         )
 
-    def _evaluation(self, request: Request, found: Parameters, static_bytes: int) -> int | None:
+    def _evaluation(self, request: Request, found: Parameters, there: Held) -> int | None:
         """The highest point of a pass without gradients."""
         samples = request.evaluation_batch_size
         if samples is None:
             return None
         asked = replace(
-            asked_of(self.anatomy, request),
+            asked_of(self.anatomy, request, there),
             training=False,
             checkpointing="none",
             accumulating=False,
-            long=samples * request.sequence_length > SORTED_ABOVE,
+            strategy={"ddp": "single", "zero1": "zero3", "zero2": "zero3"}.get(request.strategy, request.strategy),
+            kept_bytes=0,
+            long=False,
         )
-        highest = max(p.total.real + samples * p.total.imag for p in self._course(asked, request, found))
-        return static_bytes + samples * self._inputs(request) + round(highest)
+        highest = max(p.total.real + samples * p.total.imag for p in self._course(asked, found))
+        return sum(there.static.values()) + samples * self._inputs(request) + round(highest)
 
     def _inputs(self, request: Request) -> int:
         """Token ids, labels and mask of one sample, or its pixels."""
@@ -105,11 +106,10 @@ class Layouts:
             w.columns * (self.anatomy.image_tokens - 1) for _, w in self.anatomy.weights() if w.kind == "patches"
         )
 
-    def _course(self, asked: Asked, request: Request, found: Parameters) -> tuple[Point, ...]:
+    def _course(self, asked: Asked, found: Parameters) -> tuple[Point, ...]:
         course = self._courses.get(asked)
         if course is None:
-            kept = zero.kept_bytes(request, found) if asked.strategy in ("zero1", "zero2") else 0
-            course = self._courses[asked] = micro_step(self.anatomy, asked, found, kept)
+            course = self._courses[asked] = micro_step(self.anatomy, asked, found)
         return course
 
     def _parameters_of(self, request: Request) -> Parameters:
@@ -156,8 +156,8 @@ def _require_covered(anatomy: Anatomy, request: Request) -> None:
         )
 
 
-def asked_of(anatomy: Anatomy, request: Request) -> Asked:
-    """What of a request decides the course of its micro-steps."""
+def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
+    """What of a request decides the course of its micro-steps: all that does, and nothing else, as each is run once."""
     method = request.method
     length = anatomy.image_tokens or request.sequence_length
     tokens = request.micro_batch_size * request.sequence_length
@@ -185,9 +185,9 @@ def asked_of(anatomy: Anatomy, request: Request) -> Asked:
         capability=request.compute_capability,
         recipe=request.recipe,
         training=True,
-        accumulating=request.gradient_accumulation_steps > 1,
+        accumulating=request.gradient_accumulation_steps > 1 and request.strategy not in ("zero2", "zero3"),
         strategy=request.strategy,
-        ranks=request.world_size if request.strategy in ("fsdp2", "zero1", "zero2") else 1,
-        offloads=request.strategy.startswith("zero") and request.offload != "none",
-        long=tokens > SORTED_ABOVE,
+        ranks=request.world_size if request.strategy == "fsdp2" else 1,
+        kept_bytes=there.update.get("gradients", 0) if request.strategy in ("zero1", "zero2") else 0,
+        long=method.type == "full" and tokens > SORTED_ABOVE,
     )

@@ -20,11 +20,8 @@ from trainwright.estimate.closed.zero import Buckets
 FP64 = 8
 
 
-def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters, kept_bytes: int = 0) -> tuple[Point, ...]:
-    """Run one micro-step of a short model; return the points that can be the highest, static memory left out.
-
-    `kept_bytes`: gradients that ZeRO-1 and 2 copy out of their buckets.
-    """
+def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point, ...]:
+    """Run one micro-step of a short model; return the points that can be the highest, static memory left out."""
     model = shorten(anatomy, asked, found)
     tape = Tape(asked.half)
     step = Step(tape, asked)
@@ -33,7 +30,9 @@ def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters, kept_bytes: in
         tape.accumulate = take_passing_gradient
         step.sharding = _shard(tape, asked, model)
     elif asked.strategy.startswith("zero"):
-        buckets = Buckets(tape, asked.strategy, BYTES[asked.precision], kept_bytes, accumulating=asked.accumulating)
+        buckets = Buckets(
+            tape, asked.strategy, BYTES[asked.precision], asked.kept_bytes, accumulating=asked.accumulating
+        )
         tape.accumulate = buckets.take
     elif asked.strategy == "ddp" and asked.recipe == "trainwright":
         tape.accumulate = hand_over_gradient if asked.accumulating else leave_gradient

@@ -58,10 +58,11 @@ class Asked:
     """Gradients of an earlier micro-batch are there."""
     strategy: str
     ranks: int
-    """That share the weights or gradients; 1 where the course does not depend on them."""
-    offloads: bool
+    """That share the weights; 1 where the course does not depend on them."""
+    kept_bytes: int
+    """Gradients that ZeRO-1 and 2 copy out of their buckets."""
     long: bool
-    """Enough tokens for the backward pass of an embedding to sort them."""
+    """Enough tokens for the backward pass of an embedding that is trained to sort them."""
 
     @property
     def half(self) -> int | None:

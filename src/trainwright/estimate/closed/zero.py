@@ -112,15 +112,6 @@ class Buckets:
         self._filled = 0
 
 
-def kept_bytes(request: Request, found: Parameters) -> int:
-    """Gradients of one rank's own part, whole parameters where it has but a piece of them."""
-    if request.offload != "none" or request.strategy == "zero3":
-        return 0
-    groups = _groups(found.trained)
-    touched = [_touched(group, -(-sum(group) // request.world_size), request.world_size) for group in groups]
-    return BYTES[request.precision] * sum(touched)
-
-
 def _kinds(found: Parameters) -> Iterable[tuple[str, Sequence[Shape]]]:
     return (("trained", found.trained), ("frozen", found.frozen))
 
