@@ -199,6 +199,45 @@ def test_torchruns_summary_names_the_rank_whose_traceback_has_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    "before, rank",
+    [
+        ("[rank3]: ", 3),
+        ("[1][default3]:", 3),
+        ("[1,3]<stderr>:", 3),
+        ("3: ", 3),
+        ("(rank 3/16) ", 3),
+        ("2025-05-19T07:02:31.002Z ERR   ", None),
+        ("[worker-3] 2025-05-19T07:02:31Z ", None),
+        ("2025-05-19T07:02:31.002123456+00:00 stderr F [rank3]: ", 3),
+    ],
+)
+def test_what_launchers_and_collectors_write_before_a_line_hides_nothing(
+    tmp_path: Path, before: str, rank: int | None
+) -> None:
+    """Of torchrun (with roles), mpirun, srun, fairseq, Kubernetes."""
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/app/train.py", line 97, in main',
+        "    labels[key]",
+        "KeyError: 'answer'",
+    )
+    found = explain(tmp_path / "run", train__log="".join(f"{before}{line}\n" for line in lines))
+    assert (found.cause, found.rank) == ("exception/key", rank)
+    assert any("train.py:97" in evidence.text for evidence in found.evidence)
+
+
+def test_the_kernels_pid_names_the_rank_and_a_killed_worker(tmp_path: Path) -> None:
+    """M06: torchrun tells which rank had a pid; a container counts pids of its own."""
+    kernel = "Memory cgroup out of memory: Killed process 881 (python) total-vm:39681324kB, anon-rss:16401012kB\n"
+    summary = "  rank      : 5 (local_rank: 5)\n  exitcode  : -9 (pid: 881)\n"
+    of_rank = explain(tmp_path / "rank", dmesg__txt=kernel, train__log=summary)
+    assert (of_rank.cause, of_rank.rank) == ("host-oom/kernel", 5)
+    worker = "[rank2]: RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed. \n"
+    of_worker = explain(tmp_path / "worker", dmesg__txt=kernel, train__log=worker)
+    assert (of_worker.cause, of_worker.rank) == ("host-oom/worker", 2)
+
+
+@pytest.mark.parametrize(
     "line, cause",
     [
         ("iter {n}  time: 0.50  data_time: 0.41  loss: {loss}", "data-starvation"),
@@ -211,6 +250,7 @@ def test_torchruns_summary_names_the_rank_whose_traceback_has_none(tmp_path: Pat
         ),
         ("iter {n}: loss {loss}, time 250.1ms (data 5 ms), mfu 38.2%", UNDETERMINED),
         ("it {n} | mel nan | kl nan", "loss-nan"),
+        ("iteration {n}/ 300 | lm loss: NAN | grad norm: nan | number of nan iterations: 20 |", "loss-nan"),
     ],
 )
 def test_lines_of_progress_tell_what_slows_a_run(tmp_path: Path, line: str, cause: str) -> None:
@@ -290,6 +330,8 @@ def test_courses_of_losses() -> None:
         (falling[:60] + [float("nan")] * 3, "loss-nan"),
         ([0.0] * 30, "loss-zero"),
         (falling[:60] + [2.0 + step / 5 for step in range(60)], "loss-divergence"),
+        ([4.0 - step / 200 for step in range(60)] + [3.7 + step / 60 for step in range(60)], "loss-divergence"),
+        ([3.7 + (0.3 if step % 2 else 0) + step / 1000 for step in range(120)], None),
         ([1.2 + (step % 2) for step in range(80)], "loss-oscillation"),
     ]
     for values, wanted in cases:

@@ -70,6 +70,12 @@ CASES: dict[str, dict[str, Any]] = {
     "experts, fsdp2": asked(DEEP | EXPERTS, "qwen3_moe", **SHARDED),
     "t5": asked(T5, auto_class="AutoModelForSeq2SeqLM", target_length=64, batch="padded"),
     "t5, qlora": asked(T5, auto_class="AutoModelForSeq2SeqLM", target_length=64, **QLORA),
+    "t5, lora, fp16": asked(
+        T5, auto_class="AutoModelForSeq2SeqLM", target_length=64, precision="fp16", weights="fp16", **LORA
+    ),
+    "t5, qlora, fp16": asked(
+        T5, auto_class="AutoModelForSeq2SeqLM", target_length=64, precision="fp16", weights="fp16", **QLORA
+    ),
     "bert": asked(BERT, auto_class="AutoModelForMaskedLM", recipe="transformers", batch="padded"),
 }
 

@@ -179,3 +179,11 @@ def test_device_sets_are_of_devices_that_are_there(models: list[str]) -> None:
     assert all(set(chosen) <= set(devices) and len(set(chosen)) == len(chosen) for chosen in sets)
     for count in range(1, len(devices) + 1):
         assert all(len(chosen) == count for chosen in device_sets(devices, count))
+
+
+def test_what_qlora_does_not_pack_of_a_mixture_of_experts_is_said(job: str) -> None:
+    """Experts are stacked in one tensor, which stays in 16 bits; Mixtral has 45.1 of its 46.7 billion weights there."""
+    mixtral = planned(job, "h200:1", "model.name=mistralai/Mixtral-8x7B-v0.1", "method.type=qlora")
+    (warning,) = [line for line in mixtral.warnings if "experts" in line]
+    assert warning.startswith("method.type=qlora packs 1.3 of 46.7 billion weights")
+    assert not [line for line in planned(job, "h200:1", "method.type=qlora").warnings if "experts" in line]

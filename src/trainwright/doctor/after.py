@@ -138,11 +138,11 @@ class _Diagnosing:
             fields["where"] = shown(str(sighting.where))
             if resolved is not None:
                 evidence.append(Evidence(sighting.place, f"raised at {fields['where']}"))
-        rank = int(fields["rank"]) if fields.get("rank", "").isdigit() else sighting.rank
-        if rank is None and resolved is not None and sighting.cause.level in ("failure", "general"):
-            alike = (s.rank for scan in self._scans for s in scan.sightings if s.cause is sighting.cause)
-            roots = (scan.root_rank for scan in self._scans)
-            rank = next((found for found in (*alike, *roots) if found is not None), None)
+        rank = sighting.told_rank
+        if rank is None:
+            rank = self._rank_of_pid(fields.get("pid"))
+        if rank is None and resolved is not None:
+            rank = self._rank_told_elsewhere(sighting)
         if id == "exception" and resolved is not None and _failed_in_a_library(sighting):
             return self._unknown(sighting)
         if id == "device-oom" and resolved is not None:
@@ -159,22 +159,45 @@ class _Diagnosing:
             fields.setdefault("who", "a node or rank")
         return self._finding(id, evidence, fields, confidence, rank)
 
+    def _rank_told_elsewhere(self, sighting: Sighting) -> int | None:
+        """Return the rank of which another line says the same, which is missing by the others, or failed first."""
+        ranks = [s.told_rank for scan in self._scans for s in scan.sightings if s.cause is sighting.cause]
+        of_gpu = sighting.cause.id.startswith("gpu-")
+        if of_gpu and (missing := self._collectives.missing()) is not None and len(missing.ranks) == 1:
+            ranks.append(missing.ranks[0])
+        if of_gpu or sighting.cause.level != "proof":
+            ranks += [scan.root_rank for scan in self._scans]
+        return next((rank for rank in ranks if rank is not None), None)
+
     def _worker_or(self, cause: Sighting) -> Finding:
         """Host memory: of a data-loading worker where the kernel's log or the dead worker's pid says so."""
         of_worker = cause.fields.get("process", "").startswith("pt_data_worker")
         died = [s for scan in self._scans for s in scan.sightings if s.cause.id == "data-loader-worker-died"]
         pid = cause.fields.get("pid")
         match = next((s for s in died if pid is not None and pid in s.fields.get("pid", "")), None)
+        if match is None and cause.cause.level == "proof":
+            # Of a container the kernel's log has another pid.
+            said = (s for scan in self._scans for s in scan.sightings)
+            match = next((s for s in said if "DataLoader worker" in s.text and "signal: Killed" in s.text), None)
         id = "host-oom/worker" if of_worker or match is not None else cause.cause.id
         evidence = [cause.evidence, *([match.evidence] if match is not None else [])]
-        return self._finding(id, evidence, cause.fields, "certain", cause.rank)
+        ranks = (cause.rank, self._rank_of_pid(pid), None if match is None else match.rank)
+        rank = next((rank for rank in ranks if rank is not None), None)
+        return self._finding(id, evidence, cause.fields, "certain", rank)
+
+    def _rank_of_pid(self, pid: str | None) -> int | None:
+        """Return the rank that had a pid, as torchrun told it."""
+        told = (scan.ranks_by_pid[pid] for scan in self._scans if pid is not None and pid in scan.ranks_by_pid)
+        return next(told, None)
 
     def _waited(self, collateral: Sequence[Sighting]) -> Finding | None:
         """Return who was missing, where all that is said is that some waited; None where nothing tells."""
         preparing = [s for scan in self._scans for s in scan.sightings if s.cause.id == "preparing"]
         timed_out = [s for s in collateral if s.cause.id == "collective-timeout"]
         if preparing and timed_out and self._losses.count == 0:
-            return self._finding("slow-preparation", [preparing[0].evidence, timed_out[0].evidence], {}, "likely", None)
+            waited = {s.rank for s in timed_out}
+            rank = 0 if 0 not in waited and waited != {None} else preparing[0].rank
+            return self._finding("slow-preparation", [preparing[0].evidence, timed_out[0].evidence], {}, "likely", rank)
         if (uneven := self._uneven()) is not None:
             return uneven
         if timed_out and (stuck := self._at_its_data()) is not None:

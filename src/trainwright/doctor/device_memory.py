@@ -19,7 +19,9 @@ _FREE: Final = re.compile(r"(?P<size>[\d.]+) (?P<unit>\w+)(?: is)? free")
 _OLD_TOTAL: Final = re.compile(r"(?P<size>[\d.]+) (?P<unit>\w+) total capacity")
 _OLD_OWN: Final = re.compile(r"(?P<size>[\d.]+) (?P<unit>\w+) reserved in total by PyTorch")
 _EVALUATING: Final = re.compile(r"evaluat|validation|prediction_step|predict|_evaluate|nested_concat", re.IGNORECASE)
-_SAVING: Final = re.compile(r"_save|save_|consolidated|get_state_dict|full_tensor|gather_state")
+_SAVING: Final = re.compile(
+    r"_save|save_|^save$|consolidated|get_state_dict|full_tensor|gather_state|^state_dict$|(?<!load_)state_dict_hook"
+)
 _LOADING: Final = re.compile(
     r"load_state_dict|from_pretrained|load_optimizer|load_checkpoint|_load_|^load$|load_model|restore_location|deserialize"
 )

@@ -14,13 +14,14 @@ from trainwright.doctor.literals import Sought
 
 _KEPT: Final = 2048
 _LAST: Final = 64
-_NUMBER: Final = r"(?P<value>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?inf|nan|NaN)"
+_NUMBER: Final = r"(?P<value>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?inf|nan|NaN|NAN)"
 _OF_HELD_OUT: Final = "".join(rf"(?<!{word}[_ /])" for word in ("eval", "val", "valid", "test"))
 _LOSS: Final = re.compile(rf"(?<![A-Za-z]){_OF_HELD_OUT}(?:train[_/ ])?[Ll]oss['\"]?(?: is)?\s*[:= ]\s*['\"]?{_NUMBER}")
 _GRADIENT: Final = re.compile(r"grad_norm['\"]?: ['\"]?(?P<value>nan|inf|-?[\d.eE+-]+)")
 COMPLETED: Final = Sought.of(
     r"'?train_runtime'?\b|[Tt]raining (?:is )?(?:completed?|finished|done)|`Trainer\.fit` stopped: `max_|^finished: "
     r"|epochs? completed in |Optimizer stripped from|^Training time \d|done training in|Signaling Trainer to stop"
+    r"|Process \d+ exits successfully|^exit (?:status|code):? 0$"
     r"|^[Dd]one in \d|\[after training is done\]|\*\*\* Best metric|^\s*\d+ .*\bCOMPLETED +0:0\b"
 )
 
@@ -91,6 +92,10 @@ LEAST_FOR_GROWTH: Final = 8
 LEAST_FOR_A_TREND: Final = 10
 GROWN: Final = 1.5
 """The end lies so many times above the best stretch (and by at least 0.5): the loss grows."""
+RISEN: Final = 1.15
+"""The end lies so many times above the best stretch (and by at least 0.5), and it rose from stretch to stretch."""
+RISES: Final = 3
+"""Stretches in a row."""
 SWING: Final = 0.25
 """Mean change from one step to the next, as a share of the level; half of that is usual noise of small batches."""
 
@@ -116,7 +121,8 @@ def course_of(losses: Losses) -> Course | None:
     levels = [mean(values[start : start + window]) for start in range(0, len(values) - window + 1, window)]
     end, best = mean(recent[-window:]), min(levels)
     place = losses.last[-1][1]
-    if end > GROWN * max(best, 1e-6) and end - best > 0.5:
+    rose = len(levels) > RISES and all(a < b for a, b in itertools.pairwise(levels[-RISES - 1 :]))
+    if end > (RISEN if rose else GROWN) * max(best, 1e-6) and end - best > 0.5:
         return Course("loss-divergence", f"the loss rose from {best:.4g} to {end:.4g}", place)
     return _swinging(values, place)
 

@@ -31,10 +31,21 @@ _SILENT: Final = -1
 _MOST_KINDS: Final = 200_000
 _MOST_SIGHTINGS: Final = 4000
 _LONGEST_MESSAGE: Final = 4000
-_RANK: Final = re.compile(r"^\s*\[(?:rank ?|default|Rank )?(\d+)\](?:<std\w+>)?:? ?|^\s*(\d{1,4}): (?=\S|  )")
+_STAMP: Final = re.compile(
+    r"^(?:\[[\w.-]+\] )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?: +(?:ERR|ERROR|WARN|INFO|(?:stderr|stdout) F)\b)?(?: +|$)"
+)
+"""What collectors of logs put before a line: the name of a pod, the time, the stream or level."""
+_RANK: Final = re.compile(
+    r"\s*(?:\[\d+\](?=\[default))?\[(?:rank ?|default|Rank )?(\d+)\](?:<std\w+>)?:? ?"
+    r"|\s*\[\d+,(\d+)\]<std\w+>:? ?"
+    r"|\s*(\d{1,4}): (?=\S|  )"
+    r"|\(rank (\d+)/\d+\) "
+)
+"""As torchrun, mpirun, srun and fairseq write it before a line."""
 _RANK_WORD: Final = re.compile(r"\b(?:local_)?[Rr]ank[:= ]? ?(\d{1,5})\b")
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,5})\b|/(\d{1,4})/std(?:err|out)\.log$")
-_FRAME: Final = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
+_FRAME: Final = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
 _EXCEPTION: Final = re.compile(
     r"^(?:E\s+)?(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|NotFound"
     r"|OutOfMemory|Iteration|Failure|Failed|Mismatch)|(?:[a-z_]\w*\.)+[A-Z]\w+)(?P<said>: .*)?$"
@@ -49,7 +60,8 @@ _BATCHES: Final = Sought.of(r"\b(\d{1,9}) batches\b")
 _ROOT: Final = "Root Cause (first observed failure)"
 _SPAWNED: Final = Sought.of(r"^-- Process (\d{1,5}) terminated with the following error")
 _ROOT_RANK: Final = re.compile(r"^\s*rank\s+: (\d{1,5}) \(local_rank")
-_NOT_A_NUMBER: Final = re.compile(rb"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?(?:nan|NaN)\b")
+_EXITED: Final = re.compile(r"^\s*exitcode\s+: -?\d+ \(pid: (\d+)\)")
+_NOT_A_NUMBER: Final = re.compile(rb"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?(?:nan|NaN|NAN)\b")
 _GPU_PROCESS: Final = re.compile(r"^\s*(\d+), (\d+) MiB, \S+|^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+C\S*\s.*?(\d+)MiB \|")
 
 
@@ -72,6 +84,11 @@ class Sighting:
     def evidence(self) -> Evidence:
         """Return it as it is shown."""
         return Evidence(self.place, self.text)
+
+    @property
+    def told_rank(self) -> int | None:
+        """The rank that it names, else the one whose line it is."""
+        return int(self.fields["rank"]) if self.fields.get("rank", "").isdigit() else self.rank
 
     @property
     def where(self) -> StackFrame | None:
@@ -97,6 +114,8 @@ class Scan:
     """Where a program was told to have left without destroying its process group."""
     root_rank: int | None = None
     """The rank that torchrun saw fail first."""
+    ranks_by_pid: dict[str, int] = field(default_factory=dict)
+    """As torchrun told them."""
     meters: Meters = field(default_factory=Meters)
     nan_lines: int = 0
     last_nan: int = 0
@@ -133,6 +152,7 @@ class _Reader:
         self._ignored: set[int | None] = set()
         """Whose next traceback is one that Python only mentions (`Exception ignored in`)."""
         self._in_summary = False
+        self._told_rank = 0
 
     def read(self, numbers: Sequence[int], lines: list[bytes]) -> None:
         """Read a block of lines; those of a kind that was met often enough are passed over."""
@@ -156,11 +176,11 @@ class _Reader:
     def _course(self, number: int, line: bytes) -> None:
         if b"oss" in line:
             self._loss_lines += 1
-            if self._loss_lines < _DENSE or self._loss_lines % _SPARSE == 0 or b"nan" in line or b"inf" in line:
+            if self._loss_lines < _DENSE or self._loss_lines % _SPARSE == 0 or b"nan" in line.lower() or b"inf" in line:
                 self._loss(number, line)
             else:
                 self.scan.losses.count += 1
-        if (b"nan" in line or b"NaN" in line) and _NOT_A_NUMBER.search(line):
+        if (b"nan" in line or b"NaN" in line or b"NAN" in line) and _NOT_A_NUMBER.search(line):
             self.scan.nan_lines, self.scan.last_nan = self.scan.nan_lines + 1, number
 
     def _loss(self, number: int, line: bytes) -> None:
@@ -171,16 +191,18 @@ class _Reader:
 
     def _look(self, number: int, line: str) -> bool:
         """Look for all there is to find; say whether there was a sign or a part of a traceback."""
-        prefix = _RANK.match(line)
-        rank = int(prefix[1] or prefix[2]) if prefix else None
-        body = line[prefix.end() :] if prefix else line
+        stamp = _STAMP.match(line)
+        begin = stamp.end() if stamp else 0
+        prefix = _RANK.match(line, begin)
+        rank = int(next(filter(None, prefix.groups()))) if prefix else None
+        body = line[prefix.end() :] if prefix else line[begin:]
         in_stack = self._stack(body, rank)
         self._figures(number, line, rank)
         if ("Watchdog caught" in line or "last completed" in line) and len(self.scan.words) < _MOST_SIGHTINGS:
             self.scan.words.append((f"{self.scan.name}:{number}", line))
         found = False
         for sign in self._sieve.of(line, in_traceback=rank in self._in_traceback):
-            match = sign.pattern.search(body) or (sign.pattern.search(line) if prefix else None)
+            match = sign.pattern.search(body) or (sign.pattern.search(line) if body != line else None)
             if match is not None and len(self.scan.sightings) < _MOST_SIGHTINGS:
                 self._note(sign.cause, number, body, rank, {k: v for k, v in match.groupdict().items() if v})
                 found = found or sign.cause.level != "context"
@@ -231,8 +253,12 @@ class _Reader:
         rank = self.scan.rank if rank is None else rank
         if rank is not None and "/" in line and (batch := _BATCH_OF.search(line)):
             self.scan.batches[rank] = (int(batch[1]), int(batch[2]))
-        if self._in_summary and (root := _ROOT_RANK.match(line)):
-            self.scan.root_rank, self._in_summary = int(root[1]), False
+        if told := _ROOT_RANK.match(line):
+            self._told_rank = int(told[1])
+            if self._in_summary:
+                self.scan.root_rank, self._in_summary = self._told_rank, False
+        elif ended := _EXITED.match(line):
+            self.scan.ranks_by_pid[ended[1]] = self._told_rank
         self._in_summary = self._in_summary or _ROOT in line
         if rank is not None and (whole := _BATCHES.search(line)):
             self.scan.batches[rank] = (int(whole[1]), int(whole[1]))

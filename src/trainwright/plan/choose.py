@@ -18,7 +18,7 @@ from trainwright.job.schema import Job
 from trainwright.plan.by_rule import layout_by_rule
 from trainwright.plan.estimates import Amount, Estimate
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import NoEstimate, model_of
+from trainwright.plan.model import NoEstimate, model_of, what_stays_unpacked
 from trainwright.plan.options import device_sets
 from trainwright.plan.own_script import narrowed, own_script, require_values, trace_pointer, warnings_of
 from trainwright.plan.reasons import describe, reasons
@@ -190,6 +190,8 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
         raise _nothing_fits(question, sets, wish.goal, ranked)
     precision = weakest_precision(job, best.devices)
     warnings = [precision.warning] if precision.warning else []
+    if (unpacked := what_stays_unpacked(job, model)) is not None:
+        warnings.append(unpacked)
     if best.why_not is not None:
         warnings.append(f"by estimate this does not fit: {best.why_not}; `trainwright plan` shows what would")
     choices = reasons(question, best, ranked) | {"resources.device": Choice(kind, device_reason(job, kind))}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from trainwright.anatomy import Anatomy, anatomy, read_config
 from trainwright.anatomy.catalog import find
+from trainwright.anatomy.quantized import quantized_matrices
 from trainwright.errors import UserError
 from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
 
@@ -44,6 +46,19 @@ def model_of(job: Job) -> PlannedModel | NoEstimate:
         return PlannedModel(raw, anatomy(read_config(raw, from_scratch=from_scratch)))
     except UserError as error:
         return NoEstimate(error.message)
+
+
+def what_stays_unpacked(job: Job, model: PlannedModel) -> str | None:
+    """Return what QLoRA does not make small in a mixture of experts, None for other models and methods."""
+    kinds = {weight.kind for _, weight in model.anatomy.weights()}
+    if job.method.type != "qlora" or "experts" not in kinds:
+        return None
+    packed = sum(quantized_matrices(model.anatomy).values())
+    whole = sum(map(prod, model.anatomy.parameters().values()))
+    return (
+        f"method.type=qlora packs {packed / 1e9:.1f} of {whole / 1e9:.1f} billion weights into 4 bits; the experts "
+        "stay in 16, as transformers stacks them in one tensor, which bitsandbytes does not pack"
+    )
 
 
 def _named(name: str) -> dict[str, Any] | None:

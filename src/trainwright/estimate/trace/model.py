@@ -82,6 +82,8 @@ def build_model(request: Request, config: Any) -> nn.Module:
             model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits.float())
         if request.shifted_logits_copied:
             losses.copy_shifted_logits(model)
+        if request.method.type != "full" and request.base_dtype == "fp16":
+            _keep_some_in_fp32(model)
         model = _with_method(model, request)
         fused.fuse(model, request)
     let_masks_be_skipped()
@@ -93,6 +95,15 @@ def build_model(request: Request, config: Any) -> nn.Module:
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     return model.train()
+
+
+def _keep_some_in_fp32(model: Any) -> None:
+    """Loading an fp16 model leaves these in fp32: transformers/modeling_utils.py (`_get_dtype_plan`)."""
+    endings = tuple(model._keep_in_fp32_modules or ())
+    for name, module in model.named_modules():
+        if name.endswith(endings or ("\0",)):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(torch.float32)
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:

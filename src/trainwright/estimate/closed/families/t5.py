@@ -107,7 +107,7 @@ def _self_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, le
     out = _biased(step, q, k, v, bias, shared.mask, shape, causal=causal, laid_out=False)
     out = step.linear(layer[f"{path}.o"], out)
     del normed, q, k, v
-    return op.add(tape, hidden, step.drop(out, DROPOUT))
+    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
 
 
 def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -129,7 +129,7 @@ def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
     out = _biased(step, q, k, v, bias, shared.memory_mask, shape, causal=False, laid_out=True)
     out = step.linear(layer[f"{path}.o"], out)
     del normed, q, k, v
-    return op.add(tape, hidden, step.drop(out, DROPOUT))
+    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
 
 
 def _feed_forward(step: Step, layer: Layer, hidden: Tensor, number: int) -> Tensor:
@@ -146,7 +146,14 @@ def _feed_forward(step: Step, layer: Layer, hidden: Tensor, number: int) -> Tens
     inner = op.to(tape, inner, layer[f"{path}.wo"].weight.dtype)
     out = step.linear(layer[f"{path}.wo"], inner)
     del inner, normed
-    return op.add(tape, hidden, step.drop(out, DROPOUT))
+    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
+
+
+def _bounded(step: Step, hidden: Tensor) -> Tensor:
+    """`T5Block` clamps what is fp16: hidden states are where the model was loaded so, but for weights kept in fp32."""
+    if not step.asked.kept_fp32 or hidden.dtype != HALF:
+        return hidden
+    return op.elementwise(step.tape, hidden)
 
 
 def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
