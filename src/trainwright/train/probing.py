@@ -59,6 +59,8 @@ class Probe:
         self._world_size = assignment.world_size
         self._lines: Path = loop.folder.attempt_dir(assignment.attempt) / f"rank_{assignment.rank}.probe.jsonl"
         self._peak: Peak = PEAKS[self._device.type](self._device, wanted["host_bytes"])
+        self._needed: dict[int, int] = {}
+        """Bytes by micro-batch; where some take turns, their memory is that of the first."""
         self._longest = np.argsort(-loop.train_data.lengths, kind="stable")
         self._usual = epoch_order(loop.job.train.seed, 0, len(loop.train_data))
         self._feed = Feed(loop.train_data, loop.task, self._device)
@@ -67,9 +69,9 @@ class Probe:
         """Climb the micro-batches, then evaluate, then gather a checkpoint."""
         try:
             with RunningOut("training", self._device):
-                for index, micro in enumerate(self._wanted["micro_batch_sizes"]):
+                for micro in self._wanted["micro_batch_sizes"]:
                     self._note("began", micro_batch_size=micro)
-                    self._rung(micro, warm=index > 0)
+                    self._rung(micro)
         finally:
             self._feed.close()
         with RunningOut("evaluation", self._device):
@@ -83,37 +85,47 @@ class Probe:
 
         Its samples are the longest, again and again: any rank may meet them, and in any part of a step.
         """
-        loop, ranks = self._loop, self._world_size
-        share = -(-loop.job.train.global_batch_size // ranks)
+        ranks = self._world_size
+        share = -(-self._loop.job.train.global_batch_size // ranks)
         passes = min(PASSES_FOR_MEMORY, -(-share // micro))
-        loop.balance = Balance(Split((1,) * ranks, (micro,) * ranks), loop.ranks, None, settled=True)
+        self._cut_into(micro)
         self._step(np.resize(self._longest[:micro], passes * micro * ranks))
 
-    def _rung(self, micro: int, *, warm: bool) -> None:
-        loop = self._loop
-        if not warm:
-            self.longest_step(micro)  # makes the optimizer's states, and loads kernels
-        self._peak.restart()
-        self.longest_step(micro)
-        needed = self._peak.needed_bytes()
-        timed = self._timed_steps()
+    def _cut_into(self, micro: int) -> None:
+        ranks = self._world_size
+        split = Split((1,) * ranks, (micro,) * ranks)
+        self._loop.balance = Balance(split, self._loop.ranks, None, settled=True)
+
+    def _rung(self, micro: int) -> None:
+        if micro not in self._needed:
+            self._needed[micro] = self._needed_bytes(micro)
+        timed = self._timed_steps(micro)
         step_s, once_s = min(timed)
         self._note(
             "measured",
             micro_batch_size=micro,
-            needed_bytes=needed,
+            needed_bytes=self._needed[micro],
             capacity_bytes=self._peak.capacity_bytes,
             step_s=step_s,
             once_s=once_s,
             spread=median(step_s for step_s, _ in timed) / step_s - 1,
             timed_steps=len(timed),
-            longest=int(loop.train_data.lengths.max()),
+            longest=int(self._loop.train_data.lengths.max()),
         )
-        if loop.ranks.is_first:
-            say(f"micro-batch {micro}: {needed / 2**30:.2f} GiB")
 
-    def _timed_steps(self) -> list[tuple[float, float]]:
+    def _needed_bytes(self, micro: int) -> int:
+        if not self._needed:
+            self.longest_step(micro)  # makes the optimizer's states, and loads kernels
+        self._peak.restart()
+        self.longest_step(micro)
+        needed = self._peak.needed_bytes()
+        if self._loop.ranks.is_first:
+            say(f"micro-batch {micro}: {needed / 2**30:.2f} GiB")
+        return needed
+
+    def _timed_steps(self, micro: int) -> list[tuple[float, float]]:
         """Time steps, as many on every rank."""
+        self._cut_into(micro)
         timed = [self._timed_step() for _ in range(self._wanted["timed_steps"])]
         [summed_s] = self._loop.ranks.sum([sum(step_s for step_s, _ in timed)])
         mean_s = summed_s / (self._world_size * len(timed))

@@ -146,13 +146,12 @@ class WorkerProbes:
         rungs, steps = [], 0
         for size in sorted(sizes):
             rounds = [[line for line in lines if line["micro_batch_size"] == size] for lines in measured]
-            fastest = [min(lines, key=lambda line: line["step_s"]) for lines in rounds]
-            self.longest = fastest[0]["longest"]
-            steps += sum(1 + line["timed_steps"] for line in rounds[0])
+            of_ranks = [min(lines, key=lambda line: line["step_s"]) for lines in rounds]
+            self.longest = of_ranks[0]["longest"]
+            steps += 1 + sum(line["timed_steps"] for line in rounds[0])
             passes = -(-timed_samples // (size * layout.ranks))
-            of_ranks = (lines[0] for lines in rounds)  # a later turn may find what a larger micro-batch left
             fullest = max(of_ranks, key=lambda line: line["needed_bytes"] / max(1, line["capacity_bytes"]))
-            slowest = max(fastest, key=lambda line: line["step_s"])
+            slowest = max(of_ranks, key=lambda line: line["step_s"])
             rungs.append(
                 Rung(
                     micro_batch_size=size,

@@ -149,7 +149,8 @@ def _climb(search: Search, probes: Probes, job: Job) -> None:
     """Probe until nothing is left to find out, and tell what each probe found."""
     while sizes := search.next_sizes():
         number = search.probes + search.lost + 1
-        tell(f"Probe {number}: micro-batch {', '.join(map(str, sizes))}")
+        in_turn = ", in turn, as times differ" if len(set(sizes)) < len(sizes) else ""
+        tell(f"Probe {number}: micro-batch {', '.join(map(str, dict.fromkeys(sizes)))}{in_turn}")
         evaluations = evaluations_for(job, sizes[-1], search.evaluated, search.evaluation_too_large)
         outcome = probes.run(sizes, evaluations)
         search.take(outcome)
