@@ -27,7 +27,7 @@ LAST = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE 
 CAUSE = "slurm/time-limit"
 MOST_S, MOST_MIB = 60, 300
 LINES_AT_ONCE = 5000
-WORDS = Path(__file__).parents[1].glob("docs/*.md")
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def mixed(draw: random.Random) -> Callable[[int], str]:
@@ -49,7 +49,7 @@ def mixed(draw: random.Random) -> Callable[[int], str]:
 
 def prose(draw: random.Random) -> Callable[[int], str]:
     """Return what writes sentence n, of the words of this project's documentation."""
-    words = sorted({word for path in WORDS for word in path.read_text(encoding="utf-8").split()})
+    words = sorted({word for path in DOCS.glob("*.md") for word in path.read_text(encoding="utf-8").split()})
     return lambda n: f"[{n}] sample: {' '.join(draw.choices(words, k=draw.randint(5, 25)))}\n"
 
 

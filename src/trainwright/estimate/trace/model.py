@@ -101,7 +101,7 @@ def _keep_some_in_fp32(model: Any) -> None:
     """Loading an fp16 model leaves these in fp32: transformers/modeling_utils.py (`_get_dtype_plan`)."""
     endings = tuple(model._keep_in_fp32_modules or ())
     for name, module in model.named_modules():
-        if name.endswith(endings or ("\0",)):
+        if name.endswith(endings):
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(torch.float32)
 
