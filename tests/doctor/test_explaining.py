@@ -235,6 +235,17 @@ def test_the_kernels_pid_names_the_rank_and_a_killed_worker(tmp_path: Path) -> N
     worker = "[rank2]: RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed. \n"
     of_worker = explain(tmp_path / "worker", dmesg__txt=kernel, train__log=worker)
     assert (of_worker.cause, of_worker.rank) == ("host-oom/worker", 2)
+    of_both = explain(tmp_path / "both", dmesg__txt=kernel, train__log=worker + summary)
+    assert (of_both.cause, of_both.rank) == ("host-oom/kernel", 5)
+
+
+def test_a_process_that_ended_well_acquits_no_other(tmp_path: Path) -> None:
+    """DeepSpeed's launcher tells of each rank; alone it says that the run came to its end."""
+    steps = "".join(f"steps: {n} loss: {3 - n / 30:.3f}\n" for n in range(30))
+    well = "[INFO] [launch.py:347:main] Process 4411 exits successfully.\n"
+    assert explain(tmp_path / "well", train__log=steps + well).cause == HEALTHY
+    failed = "Traceback (most recent call last):\n  File \"a.py\", line 3, in save\nKeyError: 'x'\n"
+    assert explain(tmp_path / "failed", train__log=steps + failed + well).cause == "exception/key"
 
 
 @pytest.mark.parametrize(

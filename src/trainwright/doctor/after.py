@@ -175,7 +175,7 @@ class _Diagnosing:
         died = [s for scan in self._scans for s in scan.sightings if s.cause.id == "data-loader-worker-died"]
         pid = cause.fields.get("pid")
         match = next((s for s in died if pid is not None and pid in s.fields.get("pid", "")), None)
-        if match is None and cause.cause.level == "proof":
+        if match is None and cause.cause.level == "proof" and self._rank_of_pid(pid) is None:
             # Of a container the kernel's log has another pid.
             said = (s for scan in self._scans for s in scan.sightings)
             match = next((s for s in said if "DataLoader worker" in s.text and "signal: Killed" in s.text), None)
@@ -295,6 +295,9 @@ class _Diagnosing:
         ended = next((scan for scan in self._scans if scan.completed_at is not None), None)
         if ended is not None:
             return Evidence(f"{ended.name}:{ended.completed_at}", "the run came to its end")
+        ended = next((scan for scan in self._scans if scan.ended_well_at is not None and scan.losses.count), None)
+        if ended is not None:
+            return Evidence(f"{ended.name}:{ended.ended_well_at}", "a process ended with exit status 0")
         left = next((scan for scan in self._scans if scan.left_at is not None and scan.losses.count), None)
         why = "the program came to its end without destroying its process group, which is harmless there"
         return None if left is None else Evidence(f"{left.name}:{left.left_at}", why)

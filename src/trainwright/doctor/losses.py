@@ -21,7 +21,6 @@ _GRADIENT: Final = re.compile(r"grad_norm['\"]?: ['\"]?(?P<value>nan|inf|-?[\d.e
 COMPLETED: Final = Sought.of(
     r"'?train_runtime'?\b|[Tt]raining (?:is )?(?:completed?|finished|done)|`Trainer\.fit` stopped: `max_|^finished: "
     r"|epochs? completed in |Optimizer stripped from|^Training time \d|done training in|Signaling Trainer to stop"
-    r"|Process \d+ exits successfully|^exit (?:status|code):? 0$"
     r"|^[Dd]one in \d|\[after training is done\]|\*\*\* Best metric|^\s*\d+ .*\bCOMPLETED +0:0\b"
 )
 

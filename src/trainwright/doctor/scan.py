@@ -61,6 +61,8 @@ _ROOT: Final = "Root Cause (first observed failure)"
 _SPAWNED: Final = Sought.of(r"^-- Process (\d{1,5}) terminated with the following error")
 _ROOT_RANK: Final = re.compile(r"^\s*rank\s+: (\d{1,5}) \(local_rank")
 _EXITED: Final = re.compile(r"^\s*exitcode\s+: -?\d+ \(pid: (\d+)\)")
+_ENDED_WELL: Final = Sought.of(r"Process \d+ exits successfully|^exit (?:status|code):? 0$")
+"""Of one process, or of a shell: another rank may have failed."""
 _NOT_A_NUMBER: Final = re.compile(rb"\b[A-Za-z][\w/.-]*['\"]?\s*[:= ]\s*['\"]?(?:nan|NaN|NAN)\b")
 _GPU_PROCESS: Final = re.compile(r"^\s*(\d+), (\d+) MiB, \S+|^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+C\S*\s.*?(\d+)MiB \|")
 
@@ -112,6 +114,8 @@ class Scan:
     completed_at: int | None = None
     left_at: int | None = None
     """Where a program was told to have left without destroying its process group."""
+    ended_well_at: int | None = None
+    """Where a process was told to have ended with exit status 0, which acquits no other."""
     root_rank: int | None = None
     """The rank that torchrun saw fail first."""
     ranks_by_pid: dict[str, int] = field(default_factory=dict)
@@ -266,6 +270,8 @@ class _Reader:
             self.scan.step = int((step[1] or step[3]).replace(",", ""))
         if COMPLETED.search(line):
             self.scan.completed_at = number
+        if _ENDED_WELL.search(line):
+            self.scan.ended_well_at = number
         if "process group has NOT been destroyed before" in line:
             self.scan.left_at = number
         self.scan.meters.read(line)
