@@ -23,6 +23,7 @@ from trainwright.launch.processes import Processes
 from trainwright.launch.supervision import StopAsked, start_here
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.records import read
 from trainwright.tune.probes import Watch, WorkerProbes
 from trainwright.tune.tuning import TuneOptions, tune
 
@@ -116,6 +117,24 @@ def test_one_rank_that_runs_out_of_memory_ends_the_probe_for_all(
     assert "Cuda failure 2 'out of memory'" in outcome.why
     mine = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     assert not [child for child in mine if "trainwright.train" in " ".join(child.cmdline())]
+
+
+def test_micro_batches_take_turns_in_one_probe(two_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Done-when 1: two ranks go through the same turns, and each micro-batch is as fast as in the best of its own."""
+    monkeypatch.chdir(two_ranks)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    job, plan, _ = plan_job(load_job("job.yaml", []), Asked())
+    folder = RunFolder(two_ranks / "turns" / job.name)
+    outcome = WorkerProbes(folder, job, plan, Watch(StopAsked(), GIVES_UP_S, 0)).run((1, 2, 1, 2, 1, 2), ())
+    assert [(rung.micro_batch_size, rung.rounds) for rung in outcome.rungs] == [(1, 3), (2, 3)], outcome.why
+    told = [list(read(folder.attempt_dir(1) / f"rank_{rank}.probe.jsonl")) for rank in range(2)]
+    turns = [[line for line in lines if line["what"] == "measured"] for lines in told]
+    assert [line["micro_batch_size"] for line in turns[0]] == [line["micro_batch_size"] for line in turns[1]]
+    for rung in outcome.rungs:
+        own = [[line for line in lines if line["micro_batch_size"] == rung.micro_batch_size] for lines in turns]
+        assert rung.once_s in [min(lines, key=lambda line: line["step_s"])["once_s"] for lines in own]
+        assert all(len({line["needed_bytes"] for line in lines}) == 1 for lines in own), "memory is that of the first"
+        assert rung.spread == max(line["spread"] for lines in own for line in lines)
 
 
 def test_a_probe_ends_where_an_evaluation_or_the_host_has_no_room(
