@@ -20,7 +20,7 @@ from measure import environment
 from trainwright.anatomy import anatomy, read_config
 from trainwright.errors import UserError
 from trainwright.estimate.closed import memory
-from trainwright.estimate.outside import context_bytes
+from trainwright.estimate.outside import context_bytes, libraries_bytes
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import step_time
 from trainwright.hardware import catalog
@@ -66,8 +66,13 @@ def _device(gpu: catalog.Gpu | None) -> dict[str, Any]:
     assert gpu.total_bytes is not None and gpu.compute_capability is not None
     return {
         "compute_capability": list(gpu.compute_capability),
-        "capacity_bytes": gpu.total_bytes - context_bytes(gpu),
+        "capacity_bytes": gpu.total_bytes - _outside_bytes(gpu),
     }
+
+
+def _outside_bytes(gpu: catalog.Gpu) -> int:
+    assert gpu.compute_capability is not None
+    return context_bytes(gpu) + libraries_bytes(gpu.compute_capability)
 
 
 def _trace(requests: list[dict[str, Any]], python: str, processes: int) -> list[dict[str, Any]]:
@@ -94,7 +99,7 @@ def _traced(answer: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
     return {
         "allocated_bytes": peak["allocated_bytes"],
         "reserved_bytes": peak["reserved_bytes"],
-        "device_bytes": peak["reserved_bytes"] + context_bytes(gpu) if gpu else None,
+        "device_bytes": peak["reserved_bytes"] + _outside_bytes(gpu) if gpu else None,
         "out_of_memory": peak["out_of_memory"],
         "static_bytes": answer["static_bytes"],
         "parameters": answer["parameters"],

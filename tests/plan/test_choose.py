@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,15 @@ def test_a_job_without_data_is_told_what_to_add() -> None:
     with pytest.raises(UserError) as caught:
         require_runnable(Job.model_validate({"name": "x", "model": {"name": "m"}}))
     assert "data.path=train.jsonl" in caught.value.render()
+
+
+def test_a_model_folder_that_is_not_there_is_no_name_of_the_hub(tmp_path: Path) -> None:
+    job = {"name": "x", "model": {"name": str(tmp_path / "final_model")}, "data": {"path": "train.jsonl"}}
+    with pytest.raises(UserError, match="there is no folder") as caught:
+        require_runnable(Job.model_validate(job))
+    assert caught.value.exit_code is ExitCode.MISSING
+    (tmp_path / "final_model").mkdir()
+    require_runnable(Job.model_validate(job))
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from trainwright.estimate.addresses import Addresses
+
 KIB, MIB = 1 << 10, 1 << 20
 MIN_BLOCK_BYTES = 512
 SMALL_REQUEST_BYTES = MIB
@@ -21,9 +23,7 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_REQUEST_BYTES = 10 * MIB
 OWN_SEGMENT_ROUNDING_BYTES = 2 * MIB
 
-_SEGMENT_GAP = 1 << 30
-"""Between addresses of two segments, so that no two of them ever touch."""
-_ADDRESS_SPACE = 1 << 50
+_ADDRESS_SPACE = 1 << 40
 """Of an expandable segment; torch reserves 9/8 of the card and opens another when that is used up, with one effect."""
 
 
@@ -86,7 +86,7 @@ class CachingAllocator:
         self._blocks: dict[int, _Block] = {}
         self._live: dict[int, tuple[_Block, int]] = {}
         self._held: dict[int, _Block] = {}
-        self._next_base = _SEGMENT_GAP
+        self._addresses = Addresses()
 
     def allocate(self, key: int, size_bytes: int, stream: int = 0) -> None:
         """Take `size_bytes` under a name not in use; nothing at all happens for 0 bytes."""
@@ -141,6 +141,7 @@ class CachingAllocator:
                 elif block.previous is None and block.next is None:
                     pool.free.remove((size, start))
                     del self._blocks[start]
+                    self._addresses.give_back(start)
                     self.reserved_bytes -= size
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
@@ -179,8 +180,7 @@ class CachingAllocator:
             segment = _round_up(size, OWN_SEGMENT_ROUNDING_BYTES)
         if not self._reserve(segment, capacity):
             return None
-        base = self._next_base
-        self._next_base += segment + _SEGMENT_GAP
+        base = self._addresses.take(segment)
         block = _Block(base, segment, pool, base)
         self._blocks[base] = block
         return block
@@ -216,8 +216,7 @@ class CachingAllocator:
                 block = block.next
             if room >= size:
                 return first
-        base = self._next_base
-        self._next_base += _ADDRESS_SPACE + _SEGMENT_GAP
+        base = self._addresses.take(_ADDRESS_SPACE)
         block = _Block(base, _ADDRESS_SPACE, pool, base, mapped=False)
         self._blocks[base] = block
         insort(pool.unmapped, base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainwright.estimate.multiprocessors import threads_per_sm
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import Gpu
 
@@ -24,8 +25,15 @@ Out-of-memory messages of torch 2.1 to 2.7 in public issues give it: "this proce
 PyTorch, and C is reserved but unallocated": A - B - C, less the context as above, is 90 MiB (the median of six on
 A100s) and 50 to 140 MiB on other cards.
 """
-THREADS_PER_SM = {(6, 0): 2048, (6, 1): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
-"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; all others have 1536."""
+CUBLAS_HANDLES = 2
+"""One for the thread of the forward pass, one for that of the backward pass."""
+CUBLAS_HOPPER_BYTES = 64 * MIB
+"""What cuBLAS takes for each handle on Hopper, besides the workspace that torch gives it.
+
+Measured on an H200 with CUDA 13.0 (`constants.outside_bytes` of benchmarks/results/gpu_truth_h200.json): 518 MiB for
+the context, 610 after a kernel, 676 after the first matrix product, 740 after its backward pass. Elsewhere it is small:
+the 90 MiB above have both handles in them.
+"""
 UNKNOWN_GPU_THREADS = 108 * 2048
 """An A100's, where the model of GPU is not known."""
 
@@ -53,18 +61,24 @@ def outside_bytes(request: Request, gpu: Gpu | None) -> dict[str, int]:
     """Return what one rank takes of its GPU outside torch's allocator, in bytes by part; `gpu` None: not known."""
     if request.device != "cuda" or (gpu is not None and gpu.kind != "cuda"):
         return {}
-    found = {"CUDA context": context_bytes(gpu), "libraries": LIBRARIES_BYTES}
+    found = {"CUDA context": context_bytes(gpu), "libraries": libraries_bytes(request.compute_capability)}
     if request.world_size > 1:
         buffers = communicators_of(request) * communicator_bytes(request.world_size, gpu)
         found["communicators"] = NCCL_KERNELS_BYTES + buffers
     return found
 
 
+def libraries_bytes(compute_capability: tuple[int, int]) -> int:
+    """Return what torch's libraries have taken outside its allocator once a step has passed, in bytes."""
+    handles = CUBLAS_HANDLES * CUBLAS_HOPPER_BYTES if compute_capability[0] == 9 else 0
+    return LIBRARIES_BYTES + handles
+
+
 def context_bytes(gpu: Gpu | None) -> int:
     """Return the size of a CUDA context before any kernel is loaded, in bytes."""
     if gpu is None or gpu.sm_count is None or gpu.compute_capability is None:
         return CONTEXT_BYTES_PER_THREAD * UNKNOWN_GPU_THREADS
-    return CONTEXT_BYTES_PER_THREAD * gpu.sm_count * THREADS_PER_SM.get(gpu.compute_capability, 1536)
+    return CONTEXT_BYTES_PER_THREAD * gpu.sm_count * threads_per_sm(gpu.compute_capability)
 
 
 def communicators_of(request: Request) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from trainwright.hardware.choice import Choice
 from trainwright.job.schema import Job
 from trainwright.out_of_memory import LESS_MEMORY, Doing, fragmentation_advice
 from trainwright.plan.layout import Layout
-from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST, ZERO, Sharing, sharings
+from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST, Sharing, lacking, sharings
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append, read
 
@@ -81,8 +80,8 @@ def _half_the_micro_batch(layout: Layout, cause: str) -> Change:
 
 def _most_sparing(job: Job, layout: Layout) -> Sharing | None:
     """Return the way to share the model that leaves the least on a rank, None where it is in use already."""
-    deepspeed = importlib.util.find_spec("deepspeed") is not None
-    found = [way for way in sharings(job, layout.ranks, layout.device) if deepspeed or way.strategy not in ZERO]
+    lacks = lacking()
+    found = [way for way in sharings(job, layout.ranks, layout.device) if way.strategy not in lacks]
     found.sort(key=_sparing)
     if not found or _sparing(found[-1]) <= _sparing(Sharing(layout.strategy, layout.offload)):
         return None

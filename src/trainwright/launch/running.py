@@ -33,6 +33,7 @@ from trainwright.launch.supervision import StartRanks, StopAsked, run_attempts, 
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.layout import Layout
+from trainwright.plan.options import lacking
 from trainwright.plan.requirements import require_runnable
 from trainwright.plan.tuned import stored_answers
 from trainwright.runs.folder import RunFolder
@@ -194,6 +195,7 @@ def plan_on(
         amount=Amount(samples_in(job)),
         may_leave_idle=may_leave_idle,
         keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),
+        lacks=lacking(),
     )
     job, plan = choose(job, given, tuple(devices), wish)
     return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))

@@ -80,7 +80,8 @@ class Wish:
     `host` is that of each node, `calibration` what earlier runs measured. `may_leave_idle`: layouts on fewer devices
     are looked at too. `must_fit`: refuse where nothing fits, with what would; otherwise the least that is too big is
     planned, with a warning. `keep` is the layout of an earlier attempt, which is taken again where it still fits.
-    `tuned` are the answers of `trainwright tune`: what was measured comes before what is estimated.
+    `tuned` are the answers of `trainwright tune`: what was measured comes before what is estimated. `lacks` are the
+    strategies whose library is not there: they are taken only where nothing else fits.
     """
 
     goal: Goal = "soonest"
@@ -91,6 +92,7 @@ class Wish:
     must_fit: bool = False
     keep: Layout | None = None
     tuned: tuple[Tuned, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 ORDINARY_WISH = Wish()
@@ -224,6 +226,7 @@ def _taken(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish)
         for candidate in ranked:
             if candidate.layout == wish.keep and candidate.why_not is None:
                 return candidate
+    ranked = [c for c in ranked if c.layout.strategy not in wish.lacks and c.why_not is None] or ranked
     best = ranked[0]
     if wish.must_fit or len(best.devices) == len(devices):
         return best

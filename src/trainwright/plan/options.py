@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ SIMPLEST_FIRST = ("single", "ddp", "fsdp2", *ZERO)
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 MOST_MICRO_STEPS = 1024
 """Micro-batches of one optimizer step that are still tried; further ones only cost time."""
+
+
+def lacking() -> tuple[str, ...]:
+    """Return the strategies whose library is not installed here."""
+    return () if importlib.util.find_spec("deepspeed") is not None else ZERO
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
@@ -9,7 +11,7 @@ from trainwright.job.schema import PLANNED_TASKS, Job
 
 
 def require_runnable(job: Job) -> None:
-    """Refuse a job that can be planned and not run: a task of a later version, or no data.
+    """Refuse a job that can be planned and not run: a task of a later version, no data, or no such model.
 
     A script of the user's own brings both.
 
@@ -26,6 +28,13 @@ def require_runnable(job: Job) -> None:
         )
     if job.data.path is None:
         raise UserError("no training data is named", hints=["data.path=train.jsonl, or a line `path:` under `data:`"])
+    name = job.model.name
+    if name is not None and name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().is_dir():
+        raise UserError(
+            f"model.name: there is no folder {name}",
+            hints=["the result of a run is RUN_FOLDER/final_model, and is there once the run has finished"],
+            exit_code=ExitCode.MISSING,
+        )
 
 
 def require_base_for_adapters(job: Job) -> None:

@@ -283,7 +283,10 @@ def _eval_batch(job: Job, micro: int, factor: int) -> int:
 
 
 def _order(candidate: Candidate, goal: Goal) -> tuple[object, ...]:
-    """Feasible before infeasible, then the goal, then the simpler and smaller of what is equal."""
+    """Feasible before infeasible, without offload before with it, then the goal, then the simpler of what is equal.
+
+    Offload makes room where there is none; that it is faster as well is nothing that estimates can tell.
+    """
     layout, estimate, count = candidate.layout, candidate.estimate, len(candidate.devices)
     simplicity = (
         SIMPLEST_FIRST.index(layout.strategy),
@@ -297,12 +300,12 @@ def _order(candidate: Candidate, goal: Goal) -> tuple[object, ...]:
     if estimate.time is None:
         # Nothing is known of the speed: all devices, as the user offered them, and the simplest way to use them.
         return (0, 1, count if goal == "fewest-gpus" else -count, *simplicity)
-    step_s = estimate.time.step_s
+    step_s, offloads = estimate.time.step_s, int(layout.offload != "none")
     wanted: dict[str, tuple[int, ...]] = {
-        "soonest": (_rounded(step_s), count),
-        "fastest": (_rounded(step_s), count),
-        "cheapest": (_rounded(step_s * count), _rounded(step_s)),
-        "fewest-gpus": (count, _rounded(step_s)),
+        "soonest": (offloads, _rounded(step_s), count),
+        "fastest": (offloads, _rounded(step_s), count),
+        "cheapest": (offloads, _rounded(step_s * count), _rounded(step_s)),
+        "fewest-gpus": (count, offloads, _rounded(step_s)),
     }
     return (0, 0, *wanted[goal], *simplicity)
 

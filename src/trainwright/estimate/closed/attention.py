@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.tape import FP32, HALF, Size, Tape, Tensor
 
+PREFERS_CUDNN = (9, 10)
+"""Major compute capabilities on which torch takes cuDNN's attention first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -49,13 +52,15 @@ def kernel_of(
     """Return which kernel torch takes (cuda/sdp_utils.cpp, `select_sdp_backend`)."""
     half = dtype == HALF and (half_kind == "fp16" or capability >= (8, 0))
     same_heads = shape.heads == shape.key_heads
+    first = capability[0] in PREFERS_CUDNN
     possible = {
         "flash": half and capability >= (8, 0) and not masked and shape.head <= 256 and (grouped or same_heads),
         "efficient": (half or dtype == FP32) and same_heads,
-        "cudnn": half and capability >= (8, 0) and shape.head % 8 == 0 and shape.head <= 128,
+        "cudnn": half and capability >= (8, 0) and shape.head % 8 == 0 and shape.head <= (256 if first else 128),
         "math": True,
     }
-    order = ("flash", "efficient", "math") if wanted == "auto" else (wanted, "math")
+    own = ("cudnn", "flash", "efficient", "math") if first else ("flash", "efficient", "math")
+    order = own if wanted == "auto" else (wanted, "math")
     return next(name for name in order if possible[name])
 
 
@@ -83,8 +88,8 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 
     def backward(g: Tensor) -> tuple[Tensor | None, ...]:
         held = kept.unpack()
-        inner = [tape.new(n, 1, "kernel temporaries") for n in _backward_temporaries(kernel, shape, dtype)]
         results = [tape.new(n, dtype) for n in sizes]
+        inner = [tape.new(n, 1, "kernel temporaries") for n in _backward_temporaries(kernel, shape, dtype)]
         del inner, held
         return tuple(r if w else None for r, w in zip(results, wanted, strict=True))
 
@@ -98,7 +103,8 @@ def _backward_temporaries(kernel: str, shape: Shape, element: int) -> list[Size]
         sizes = [4 * b * h * _up(s, 128), 4 * b * _up(s, 128) * h * _up(d, 32 if d <= 128 else 64)]
         return sizes + [element * b * t * h * d] * 2 if shape.key_heads != h else sizes
     if kernel == "cudnn":
-        return [4 * b * h * s, 4 * b * h * s * d]
+        expanded = 2 * element * b * h * t * d if shape.key_heads != h else 0j
+        return [4 * b * h * s * d + 4 * b * h * s + expanded]
     delta = 4 * b * h * s
     if element == FP32:
         return [delta]

@@ -270,7 +270,8 @@ def softmax(tape: Tape, x: Tensor, *, to_fp32: bool) -> Tensor:
     def backward(g: Tensor) -> tuple[Tensor]:
         held = kept.unpack()
         result = tape.new(elements, own)
-        del held
+        product = tape.new(elements, dtype, "kernel temporaries")
+        del held, product
         return (result,)
 
     return tape.link(out, [x], backward)

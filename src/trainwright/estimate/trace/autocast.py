@@ -87,11 +87,17 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return cached[1]
 
 
+def _all_cast(args: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
+    """Cast arguments, the last first: the order in which compilers of torch's Linux builds evaluate them."""
+    return [_cast(argument, dtype) for argument in reversed(args)][::-1]
+
+
 def _in_lower_precision(operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cuda")
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return operator(*[_cast(a, dtype) for a in args], **{k: _cast(a, dtype) for k, a in kwargs.items()})
+            kwargs = {k: _cast(a, dtype) for k, a in kwargs.items()}
+            return operator(*_all_cast(args, dtype), **kwargs)
 
     return kernel
 
@@ -100,7 +106,8 @@ def _in_fp32(operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         fp32 = torch.float32
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return operator(*[_cast(a, fp32) for a in args], **{k: _cast(a, fp32) for k, a in kwargs.items()})
+            kwargs = {k: _cast(a, fp32) for k, a in kwargs.items()}
+            return operator(*_all_cast(args, fp32), **kwargs)
 
     return kernel
 
@@ -126,6 +133,6 @@ def _in_widest(operator: Any) -> Callable[..., Any]:
         any_fp32 = any(_eligible(a) and a.dtype == torch.float32 for a in args)
         dtype = torch.float32 if any_fp32 else torch.get_autocast_dtype("cuda")
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return operator(*[_cast(a, dtype) for a in args], **kwargs)
+            return operator(*_all_cast(args, dtype), **kwargs)
 
     return kernel

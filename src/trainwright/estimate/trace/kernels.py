@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from trainwright.estimate.trace import engine
+
 aten = torch.ops.aten
 
 WHOLE_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
@@ -20,6 +22,8 @@ Found by listing the operators that have a CUDA and a CompositeImplicitAutograd 
 """
 
 HALF = (torch.float16, torch.bfloat16)
+PREFERS_CUDNN = (9, 10)
+"""Major compute capabilities on which torch takes cuDNN's attention before its own."""
 _libraries: list[torch.library.Library] = []
 
 
@@ -74,13 +78,17 @@ def attention_kernel(
 ) -> str:
     """Return what `select_sdp_backend` takes on `DEVICE`: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 
-    cuDNN is taken only if asked for: since torch 2.5.1 it comes last among the fused ones unless the user says so.
+    cuDNN comes first on Hopper and the Blackwell of data centres (`check_prefer_cudnn_attention`, with the cuDNN of
+    CUDA 13 builds); elsewhere it is taken only if asked for. Heads up to 256 with torch 2.11.
     """
     capability = DEVICE.compute_capability
+    first = capability[0] in PREFERS_CUDNN
     dense = q.dim() == 4 and all(t.stride(-1) == 1 for t in (q, k, v))
     half = q.dtype in HALF and (q.dtype == torch.float16 or capability >= (8, 0))
     head, same_head = q.shape[-1], q.shape[-1] == v.shape[-1]
     same_heads = q.shape[1] == k.shape[1]
+    rows_dense = mask is None or mask.stride(-1) == 1
+    aligned = head % (8 if q.dtype in HALF else 4) == 0 or capability < (8, 0)
     possible = {
         "flash": dense
         and half
@@ -90,11 +98,19 @@ def attention_kernel(
         and head <= 256
         and (grouped or same_heads)
         and not (causal and q.shape[2] != k.shape[2]),
-        "efficient": dense and (half or q.dtype == torch.float32) and same_heads,
-        "cudnn": dense and half and capability >= (8, 0) and same_head and head % 8 == 0 and head <= 128,
+        "efficient": dense and rows_dense and aligned and (half or q.dtype == torch.float32) and same_heads,
+        "cudnn": dense
+        and rows_dense
+        and half
+        and capability >= (8, 0)
+        and same_head
+        and head % 8 == 0
+        and head <= (256 if first else 128)
+        and not (mask is not None and mask.requires_grad),
         "math": True,
     }
-    wanted = ("flash", "efficient", "math") if DEVICE.attention == "auto" else (DEVICE.attention, "math")
+    order = ("cudnn", "flash", "efficient", "math") if first else ("flash", "efficient", "math")
+    wanted = order if DEVICE.attention == "auto" else (DEVICE.attention, "math")
     return next(name for name in wanted if possible[name])
 
 
@@ -115,9 +131,10 @@ def _attention(
     with_lse = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     output: torch.Tensor
     if kernel == "math":
-        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
-            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        with engine.math_attention():
+            return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+                q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
     if kernel == "flash":
         head = q.shape[-1]
         padding = -head % 8

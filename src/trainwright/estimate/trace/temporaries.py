@@ -6,12 +6,18 @@ All sizes are in bytes; every entry names the source it was read from (torch 2.1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from trainwright.estimate.reductions import row_sum_bytes
 
 MATRIX_PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "mv", "addmv")
 )
+
+LAST_OUTPUT_FIRST = frozenset({"aten::native_dropout"})
+"""Operators that make their outputs in the other order: the mask first (native/cuda/Dropout.cu, `dropout_cuda`)."""
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
@@ -23,10 +29,36 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
     return 32 << 20 if compute_capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
 
 
-def of_operator(name: str, args: Sequence[Any]) -> list[int]:
+def of_operator(name: str, args: Sequence[Any], compute_capability: tuple[int, int]) -> list[int]:
     """Return the sizes of what one call of an operator holds besides its outputs, at its highest."""
+    if name == "aten::sum":
+        return _row_sum(args, compute_capability)
     rule = _RULES.get(name)
     return rule(args) if rule is not None else []
+
+
+def _row_sum(args: Sequence[Any], compute_capability: tuple[int, int]) -> list[int]:
+    """The sum over the leading dimensions of a contiguous tensor, as for the gradients of biases and norms."""
+    tensor, dimensions = args[0], args[1] if len(args) > 1 else None
+    if not dimensions or tensor.dim() == 0 or not tensor.is_contiguous():
+        return []
+    summed = sorted(d % tensor.dim() for d in dimensions)
+    rest = tensor.shape[len(summed) :]
+    if summed != list(range(len(summed))) or not rest or not tensor.numel():
+        return []
+    columns = math.prod(rest)
+    size = row_sum_bytes(tensor.numel() // columns, columns, compute_capability)
+    return [size] if size else []
+
+
+def _safe_softmax(args: Sequence[Any]) -> list[int]:
+    """aten/src/ATen/native/transformers/attention.cpp: a bool for each score, to find rows of nothing but -inf."""
+    return [args[0].numel()]
+
+
+def _softmax_backward(args: Sequence[Any]) -> list[int]:
+    """aten/src/ATen/native/cuda/SoftMax.cu, `softmax_backward_cuda_out`: the gradient times the result."""
+    return [args[0].element_size() * args[0].numel()]
 
 
 def _flash_backward_heads_first(args: Sequence[Any]) -> list[int]:
@@ -75,9 +107,14 @@ def _efficient_backward(args: Sequence[Any]) -> list[int]:
 
 
 def _cudnn_backward(args: Sequence[Any]) -> list[int]:
-    """cuDNN's workspace is its own; a fp32 sum of dQ and the row sums are the least that the algorithm needs."""
+    """One workspace: dQ (B, H, S, D) and row sums (B, H, S) in fp32, with fewer key heads dK, dV of each query head.
+
+    cuDNN's own, aligned; so in the allocator's history of cuDNN 9.19 on an H200, to the byte, for six shapes.
+    """
     b, h, s, d = args[1].shape
-    return [4 * b * h * s, 4 * b * h * s * d]
+    k, t = args[2].shape[1:3]
+    expanded = 2 * args[1].element_size() * b * h * t * d if k != h else 0
+    return [4 * b * h * s * d + 4 * b * h * s + expanded + 256]
 
 
 def _embedding_backward(args: Sequence[Any]) -> list[int]:
@@ -108,6 +145,8 @@ _RULES: dict[str, Callable[[Sequence[Any]], list[int]]] = {
     "aten::_flash_attention_backward": _flash_backward_heads_last,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "aten::_safe_softmax": _safe_softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::_index_put_impl_": _index_put,
     "aten::index_put": _index_put,

@@ -157,6 +157,9 @@ class Tracker(TorchDispatchMode):
             if alike and a.dtype == b.dtype and engine.references(a) == self._sole_owner and engine.is_dense(a):
                 aten.add_.Tensor(a, b)
                 return a
+        if (in_place := engine.in_place(func, args)) is not None:
+            in_place(*args, **(kwargs or {}))
+            return args[0]
         self.operators += self.phase.step > 0
         kwargs = kwargs or {}
         if isinstance(next((a for a in args if isinstance(a, torch.Tensor)), None), FakeTensor):
@@ -183,21 +186,16 @@ class Tracker(TorchDispatchMode):
 
     def _record(self, func: Any, args: tuple[Any, ...], out: Any) -> Any:
         name = func._schema.name
-        if self._capability is not None:
-            if name in temporaries.MATRIX_PRODUCTS:
-                self._open_handle()
-            sizes = temporaries.of_operator(name, args)
-            if sizes:
-                keys = [self._allocate(size, name) for size in sizes]
-                self._add_all(tree_leaves(out), name)
-                for key, size in zip(keys, sizes, strict=True):
-                    self.parts[key] = "kernel temporaries"
-                    self._append(key, -size, name)
-                return out
-        if isinstance(out, torch.Tensor):
-            self._add(out, name)
-        elif isinstance(out, tuple | list):
-            self._add_all(tree_leaves(out), name)
+        self._add_all(reversed(out) if name in temporaries.LAST_OUTPUT_FIRST else tree_leaves(out), name)
+        if self._capability is None:
+            return out
+        if name in temporaries.MATRIX_PRODUCTS:
+            self._open_handle()
+        sizes = temporaries.of_operator(name, args, self._capability)
+        keys = [self._allocate(size, name) for size in sizes]
+        for key, size in zip(keys, sizes, strict=True):
+            self.parts[key] = "kernel temporaries"
+            self._append(key, -size, name)
         return out
 
     def _open_handle(self) -> None:
