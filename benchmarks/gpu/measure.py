@@ -1,4 +1,4 @@
-"""Measures configurations in processes of their own, with a limit on the time of each and of all together."""
+"""Measures each configuration in processes of its own, with a limit on the time of each and of all together."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ START_S = 60.0
 """What importing the libraries and opening the device may take, besides a configuration's own limit."""
 
 
+READY = 2
+"""Configurations whose processes import the libraries while another measures."""
+
+
 class Workers:
-    """The processes of one group, which measure one configuration after the other; steps.py is their end of it."""
+    """The processes of one group, which measure one configuration; steps.py is their end of it."""
 
     def __init__(self, ranks: int, device: str) -> None:
         self.ranks = ranks
-        self.new = True
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name) / "stderr"
         command = [sys.executable, str(HERE / "steps.py"), device, str(Path(self._folder.name) / "meeting")]
@@ -38,7 +41,7 @@ class Workers:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def measure(self, configuration: Configuration, limit_s: float) -> dict[str, Any]:
-        """Return the figures, or why there are none; in the latter case the processes are of no more use."""
+        """Return the figures, or why there are none."""
         for process in self._processes:
             assert process.stdin is not None
             try:
@@ -46,7 +49,6 @@ class Workers:
                 process.stdin.flush()
             except BrokenPipeError:
                 break  # it has ended, as the silence of rank 0 will tell
-        self.new = False
         try:
             answer = self._answers.get(timeout=limit_s)
         except queue.Empty:
@@ -117,35 +119,41 @@ def measure_all(
         "rows": [],
         "not_reached": [configuration.name for configuration in configurations],
     }
-    workers: Workers | None = None
-    for configuration in configurations:
-        missing = [library for library in configuration.needs if importlib.util.find_spec(library) is None]
-        left_s = budget_s - (time.monotonic() - began_s)
-        if missing:
-            row: dict[str, Any] = {"skipped": f"{' and '.join(missing)} is not installed"}
-        elif left_s <= 0:
-            continue
-        else:
-            if workers is None or workers.ranks != configuration.ranks:
-                _close(workers)
-                workers = Workers(configuration.ranks, device)
+    ready: dict[str, Workers] = {}
+    try:
+        for number, configuration in enumerate(configurations):
+            left_s = budget_s - (time.monotonic() - began_s)
+            if left_s <= 0:
+                break
+            for near in configurations[number : number + 1 + READY]:
+                if near.name not in ready and not _missing(near):
+                    ready[near.name] = Workers(near.ranks, device)
             row_began_s = time.monotonic()
-            row = workers.measure(configuration, min(limit_s + (START_S if workers.new else 0.0), left_s))
+            if missing := _missing(configuration):
+                row: dict[str, Any] = {"skipped": f"{' and '.join(missing)} is not installed"}
+            else:
+                workers = ready[configuration.name]
+                row = workers.measure(configuration, min(limit_s + START_S, left_s))
+                workers.close()
             if "failed" in row and time.monotonic() - began_s >= budget_s:
                 break
             row["wall_s"] = round(time.monotonic() - row_began_s, 2)
-            if not row.pop("again", False):
-                _close(workers)
-                workers = None
-        results["rows"].append({"name": configuration.name, **row})
-        results["not_reached"].remove(configuration.name)
-        results["elapsed_s"] = round(time.monotonic() - began_s, 1)
-        _write(out, results)
-        print(_line(configuration, row), file=sys.stderr, flush=True)
-    _close(workers)
+            results["rows"].append({"name": configuration.name, **row})
+            results["not_reached"].remove(configuration.name)
+            results["elapsed_s"] = round(time.monotonic() - began_s, 1)
+            _write(out, results)
+            print(_line(configuration, row), file=sys.stderr, flush=True)
+    finally:
+        for workers in ready.values():
+            workers.close()
     results["elapsed_s"] = round(time.monotonic() - began_s, 1)
     _write(out, results)
     return results
+
+
+def _missing(configuration: Configuration) -> list[str]:
+    """Return the libraries that it needs and are not installed."""
+    return [library for library in configuration.needs if importlib.util.find_spec(library) is None]
 
 
 def constants(device: str, limit_s: float) -> dict[str, Any]:
@@ -159,11 +167,6 @@ def constants(device: str, limit_s: float) -> dict[str, Any]:
         return {"failed": (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]}
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _close(workers: Workers | None) -> None:
-    if workers is not None:
-        workers.close()
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:

@@ -1,13 +1,14 @@
 """The process of one rank: measures the configurations that it is told on stdin, with the workers' own code.
 
-    RANK=0 WORLD_SIZE=1 python benchmarks/gpu/steps.py cuda MEETING_FILE
+    echo "SmolLM2-135M full b8 s1024" | RANK=0 WORLD_SIZE=1 python benchmarks/gpu/steps.py cuda MEETING_FILE
 
-A line on stdin is the name of a configuration, a line on stdout (of rank 0) its figures as JSON. Everything of a run is
-the workers' own: how the model is built and handed to the strategy, the step loop, and what it measures; in the place
-of a tokenized data set there are random tokens, and weights are random.
+The line on stdin is the name of a configuration, the line on stdout (of rank 0) its figures as JSON. All of a run
+is the workers' own: how the model is built and handed to the strategy, the step loop, and what it measures; in the
+place of a tokenized data set there are random tokens, and weights are random.
 
-Several configurations share a process, as the import of the libraries takes longer than most of them. The allocator is
-emptied between them, as in a new process; where that fails the process ends, and a new one is made.
+The libraries are imported before the line is read and the device opened after it, so that a process can be made ready
+while another measures. It measures one configuration: addresses that an earlier one gave back would be used again in
+another order, and of equal free blocks the allocator takes the lowest.
 """
 
 from __future__ import annotations
@@ -53,10 +54,6 @@ from trainwright.train.worker import build_strategy
 
 STEPS = 5
 """Optimizer steps of a configuration; the first is not timed."""
-
-
-KEPT_BYTES = 4 << 20
-"""What may stay reserved: two small segments, for a table that a library keeps."""
 
 
 class NoTokenizer:
@@ -207,15 +204,12 @@ def _give_values(model: nn.Module) -> None:
             local.fill_(1.0)
 
 
-def _clean(device: torch.device) -> int:
-    """Give back what the allocator holds; return the bytes that it still does."""
+def _clean(device: torch.device) -> None:
+    """Give back what the allocator holds."""
     gc.collect()
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    return int(torch.cuda.memory_reserved())
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def _figures_or_reason(configuration: Configuration, ranks: Ranks) -> dict[str, Any]:
@@ -245,23 +239,20 @@ def _ranks(device_type: str, meeting_file: str) -> Iterator[Ranks]:
 
 
 def main() -> None:
-    """Answer until stdin ends, or the allocator is no longer as in a new process."""
+    """Answer the one line on stdin."""
     device_type, meeting_file = sys.argv[1:]
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
-    by_name = {configuration.name: configuration for configuration in configurations(device_type)}
-    fresh = True
+    name = sys.stdin.readline().strip()
+    if not name:
+        return
+    configuration = next(c for c in configurations(device_type) if c.name == name)
     with _ranks(device_type, meeting_file) as ranks:
-        for line in sys.stdin:
-            row = _figures_or_reason(by_name[line.strip()], ranks)
-            again = "failed" not in row and max(ranks.gather(_clean(ranks.device))) <= KEPT_BYTES
-            if ranks.is_first:
-                print(json.dumps({**row, "fresh": fresh, "again": again}), file=answers, flush=True)
-            if not again:
-                return
-            fresh = False
+        row = _figures_or_reason(configuration, ranks)
+        if ranks.is_first:
+            print(json.dumps(row), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from trainwright.estimate.request import Request
 _NO_ROTARY: Final = frozenset({"bert", "gpt2", "gpt_bigcode", "opt", "t5", "mpt", "bloom", "vit"})
 CAST_BYTES: Final = 4 + 2
 """Of turning one number from fp32 to 16 bit, or back."""
+_WRITTEN_OUT_GELU: Final = frozenset({"gpt2", "phi"})
+"""Families whose activation is transformers' `NewGELUActivation`: eight operators in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +94,43 @@ def norm(widths: Widths, *, is_rms: bool, fused: bool, trained: bool) -> Moved:
 def layer(anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]) -> Moved:
     """Everything between the products of one segment, adapters and the loss left out."""
     total = Moved()
-    s, c = widths.stream, widths.compute
+    s = widths.stream
     trained, fused = request.method.type == "full", "norm" in request.fused_kernels
     rotary = anatomy.family not in _NO_ROTARY
     is_rms = not any(o.bias for o in segment.operations if isinstance(o, Weight) and o.kind == "norm")
     for operation in segment.operations:
         if isinstance(operation, Attention):
             if rotary:
-                per_element = (
-                    Moved(2 * c, 2 * c, 1, 1) if "rotary" in request.fused_kernels else Moved(10 * c, 12 * c, 5, 6)
-                )
+                per_element = _rotary(request, widths)
                 width = (operation.heads + operation.key_value_heads) * operation.head_dim
                 total += per_element.times(tokens[operation.queries_over] * width, 2)
             continue
         count = tokens[operation.over]
         if operation.kind == "norm":
             rms = is_rms and anatomy.family != "mpt"
-            total += norm(widths, is_rms=rms, fused=fused, trained=trained).times(count * operation.columns)
+            one = norm(widths, is_rms=rms, fused=fused, trained=trained)
+            total += one.times(count * operation.columns * _heads_normed(operation, segment))
         elif operation.kind == "embedding":
             total += Moved(2 * s, 2 * s if trained else 0, 1, 2).times(count * operation.columns)
         elif operation.is_matmul:
             total += _around(anatomy, operation, segment, request, widths, count)
-    return total + _activation(segment, request, widths, tokens)
+    return total + _activation(anatomy, segment, request, widths, tokens)
+
+
+def _rotary(request: Request, widths: Widths) -> Moved:
+    """One element of queries or keys; its tables are as wide as the residual stream, and so is all between."""
+    c = widths.compute
+    if "rotary" in request.fused_kernels:
+        return Moved(2 * c, 2 * c, 1, 1)
+    return Moved(32, 44, 7, 9) if widths.casts else Moved(10 * c, 12 * c, 5, 6)
+
+
+def _heads_normed(weight: Weight, segment: Segment) -> int:
+    """How often the norm of a head's queries or keys is applied to a token; 1 for norms of whole tokens."""
+    attention = next((o for o in segment.operations if isinstance(o, Attention)), None)
+    if attention is None or weight.columns != attention.head_dim:
+        return 1
+    return {"q_norm": attention.heads, "k_norm": attention.key_value_heads}.get(weight.name.rpartition(".")[2], 1)
 
 
 def drops(anatomy: Anatomy, segment: Segment) -> bool:
@@ -149,7 +166,9 @@ def separate_copies(weight: Weight, request: Request) -> int:
     return weight.copies if request.separate_experts else 1
 
 
-def _activation(segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]) -> Moved:
+def _activation(
+    anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]
+) -> Moved:
     """The nonlinearity between the products of an MLP, with the product of gate and value where it has them."""
     wide = [o for o in segment.operations if isinstance(o, Weight) and o.part in ("mlp", "experts") and o.is_matmul]
     if len(wide) < 2:
@@ -161,6 +180,10 @@ def _activation(segment: Segment, request: Request, widths: Widths, tokens: Mapp
     kernels = separate_copies(down, request)
     if gated:
         return Moved(5 * c, 9 * c, 2, 3).times(elements, kernels)
+    if anatomy.family in _WRITTEN_OUT_GELU:
+        # Autocast takes the power to fp32, and what follows stays there until the next product.
+        to_fp32 = request.autocast and c == 2
+        return (Moved(76, 118, 10, 18) if to_fp32 else Moved(18 * c, 28 * c, 8, 13)).times(elements)
     return Moved(2 * c, 3 * c, 1, 1).times(elements, kernels)
 
 
@@ -202,10 +225,14 @@ def adapted(adapter: Adapter, widths: Widths, request: Request, count: int) -> M
 
 
 def loss(request: Request, widths: Widths, classes: float) -> Moved:
-    """Cross-entropy over `classes` logits: to fp32, shifted copy, log-softmax, and the way back."""
+    """Cross-entropy over `classes` logits: to fp32, shifted copy, log-softmax, and the way back.
+
+    The workers take out the rows that are learned, and put their gradients back among zeros.
+    """
     c = widths.compute
     if {"loss", "output_loss"} & set(request.fused_kernels):
         return Moved(c + 4, c + 4 + c, 2, 2).times(classes)
     shifted = 8 if request.recipe == "transformers" else 0
     to_fp32 = c + 4 if c == 2 else 0
-    return Moved(to_fp32 + shifted + 8, 16 + shifted + to_fp32, 4, 5).times(classes)
+    taken = Moved() if request.recipe == "transformers" else Moved(2 * c, 5 * c, 1, 3)
+    return (Moved(to_fp32 + shifted + 8, 16 + shifted + to_fp32, 4, 5) + taken).times(classes)
