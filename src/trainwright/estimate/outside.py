@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.estimate.multiprocessors import threads_per_sm
+from trainwright.estimate.capabilities import threads_per_sm
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import Gpu
 

@@ -7,7 +7,7 @@ on an H200, as the allocator's history there says too.
 
 from __future__ import annotations
 
-from trainwright.estimate.multiprocessors import sm_count, threads_per_sm
+from trainwright.estimate.capabilities import sm_count, threads_per_sm
 
 THREADS_PER_BLOCK = 512
 WARP = 32

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainwright.estimate.capabilities import PREFERS_CUDNN
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.tape import FP32, HALF, Size, Tape, Tensor
-
-PREFERS_CUDNN = (9, 10)
-"""Major compute capabilities on which torch takes cuDNN's attention first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from trainwright.estimate.capabilities import PREFERS_CUDNN
 from trainwright.estimate.trace import engine
 
 aten = torch.ops.aten
@@ -22,8 +23,6 @@ Found by listing the operators that have a CUDA and a CompositeImplicitAutograd 
 """
 
 HALF = (torch.float16, torch.bfloat16)
-PREFERS_CUDNN = (9, 10)
-"""Major compute capabilities on which torch takes cuDNN's attention before its own."""
 _libraries: list[torch.library.Library] = []
 
 
