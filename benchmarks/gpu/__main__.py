@@ -15,6 +15,7 @@ import json
 import sys
 from pathlib import Path
 
+import torch
 from compare import compare, table
 from configurations import configurations
 from measure import measure_all
@@ -53,6 +54,8 @@ def main() -> int:
             parser.error(f"{predictions} is there already: what was predicted stays; name another file")
         freeze(predictions, predict(listed, gpu_key=gpu, python=given.python, processes=given.processes))
     if not chosen or "measure" in chosen:
+        if given.device == "cuda" and not torch.cuda.is_available():
+            parser.error("there is no CUDA device here: nothing was measured, and what was measured elsewhere is kept")
         measure_all(
             listed,
             device=given.device,

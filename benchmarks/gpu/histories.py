@@ -34,6 +34,7 @@ LISTED = 4_000_000
 def main() -> int:
     """Start a process for each configuration, or be one."""
     folder, *names = sys.argv[1:]
+    Path(folder).mkdir(parents=True, exist_ok=True)
     if os.environ.get("RANK") is not None:
         record(names[0], Path(folder))
         return 0
