@@ -25,6 +25,8 @@ GPTQ_GROUPS = {
 }
 """Weights that share a scale, -1: a whole row; the main branch of each model of TheBloke and TechxGenus on the hub."""
 PRECISIONS = ("bfloat16", "float16", "bfloat16+bf16_autocast", "float16+fp16_autocast")
+REPEATED_HEADS = ("mistral", "mixtral")
+"""Models whose flash attention repeated grouped heads before transformers 4.48 (models/*/modeling_*.py at 4.45.2)."""
 PLUGINS = (
     "none",
     "foak-fast-kernels",
@@ -80,11 +82,14 @@ def request_of(record: Record) -> dict[str, Any]:
     if method != "full":
         how |= {"r": int(float(record["lora_rank"])), "alpha": 16.0, "dropout": 0.1}
         how |= {"targets": [name for name in record["lora_targets"].split() if name != "c_attn"]}
+    config = config_of(record["model"])
+    assert config is not None  # `why_not` asks first
+    before_448 = "a100_80gb_liger" in (note(record, "file") or "")
     if method == "qlora":
         how |= {"quant_storage": dtype if strategy == "fsdp1" else "uint8"}
         how |= {"upcast_frozen": "trl" if framework.startswith("baseline") and strategy == "single" else "none"}
     return {
-        "config": config_of(record["model"]),
+        "config": config,
         "recipe": "transformers",
         "method": how,
         "precision": dtype,
@@ -100,7 +105,8 @@ def request_of(record: Record) -> dict[str, Any]:
         "strategy": strategy,
         "world_size": world_size,
         "separate_experts": True,
-        "fp32_logits": "a100_80gb_liger" in (note(record, "file") or ""),
+        "fp32_logits": before_448,
+        "repeated_heads": before_448 and config["model_type"] in REPEATED_HEADS,
         "shifted_logits_copied": True,
         "checkpoint_around_unit": True,
         "fused_kernels": fused_kernels(record),

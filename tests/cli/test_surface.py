@@ -77,6 +77,7 @@ SURFACE = {
         "--goal",
         "--samples",
         "--tokens-per-sample",
+        "--trace",
         "--slurm",
         "--partition",
         "--account",

@@ -197,7 +197,15 @@ def test_more_ranks_never_take_more_memory_where_weights_are_shared(
     assert memory(model, twice).allocated_bytes <= memory(model, request).allocated_bytes
 
 
-@pytest.mark.parametrize("values", [{"strategy": "fsdp1"}, {"fused_kernels": ["norm"]}, {"separate_experts": True}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"strategy": "fsdp1"},
+        {"fused_kernels": ["norm"]},
+        {"separate_experts": True},
+        {"attention": "flash_attention_2", "repeated_heads": True},
+    ],
+)
 def test_what_has_no_closed_form_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="no closed form"):
         memory(model_of(DEEP), _request(**values))

@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no norm to fuse": request(GPT2, **FULL, fused_kernels=["norm"]),
     "flash, window": request(WINDOWED, **FLASH),
     "flash": request(WINDOWED | {"sliding_window": None}, **FLASH),
+    "flash, repeated heads": request(WINDOWED, **FLASH, repeated_heads=True),
 }
 LOGITS = 2 * 128 * VOCABULARY
 
@@ -79,10 +80,17 @@ def test_what_cannot_be_fused_is_refused(name: str, answers: dict[str, dict[str,
 
 
 def test_all_that_is_wrong_with_the_parts_is_said(tmp_path: Path) -> None:
-    done = trace(request(fused_kernels=["rope", "loss"]), tmp_path, check=False)
-    unknown, own_loss = json.loads(done.stdout)["problems"]
+    done = trace(request(fused_kernels=["rope", "loss"], repeated_heads=True), tmp_path, check=False)
+    no_flash, unknown, own_loss = json.loads(done.stdout)["problems"]
+    assert no_flash == "repeated_heads: is for the attention flash_attention_2"
     assert "there are norm, rotary, mlp, loss, output_loss, lora" in unknown
     assert "the workers have a loss of their own" in own_loss
+
+
+def test_repeated_heads_are_kept_for_the_backward_pass(answers: dict[str, dict[str, Any]]) -> None:
+    """Keys and values of every layer: 8 heads of 32 in bf16 instead of 2, for 256 tokens."""
+    more = highest(answers["flash, repeated heads"], "forward") - highest(answers["flash"], "forward")
+    assert more == 4 * 2 * (8 - 2) * 32 * 2 * 256
 
 
 def test_flash_attention_2_makes_no_mask_for_a_window(answers: dict[str, dict[str, Any]]) -> None:

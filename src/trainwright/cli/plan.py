@@ -49,6 +49,9 @@ def plan(
         list[str] | None,
         typer.Option(metavar="TYPE=MODEL", help="With --slurm: what a type of the cluster's is (a100=a100-80gb)."),
     ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Hold the best layouts to a traced step, some seconds each (needs no GPU).")
+    ] = False,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write accelerate, DeepSpeed and torchrun files there.")
     ] = None,
@@ -57,7 +60,13 @@ def plan(
     """Rank every layout of the job on the GPUs there are, or could be, by estimated memory and time."""
     of_slurm = {"--partition": partition, "--account": account, "--qos": qos, "--gpu-type": gpu_type}
     if slurm:
-        elsewhere = {"--gpus": gpus, "--inventory": inventory, "--write": write, "--goal": goal != "soonest"}
+        elsewhere = {
+            "--gpus": gpus,
+            "--inventory": inventory,
+            "--write": write,
+            "--goal": goal != "soonest",
+            "--trace": trace,
+        }
         _refuse("do not go with `--slurm`, which ranks the cluster's GPUs by finish time", elsewhere)
         _plan_slurm(
             job,
@@ -76,7 +85,7 @@ def plan(
     from trainwright.launch.planning import Asked, plan_job
     from trainwright.plan.explain import explain
 
-    asked = Asked(gpus=gpus, inventory=inventory, goal=goal, samples=samples, tokens_per_sample=tokens)
+    asked = Asked(gpus=gpus, inventory=inventory, goal=goal, samples=samples, tokens_per_sample=tokens, trace=trace)
     planned, made, amount = plan_job(load_job(job, overrides or ()), asked)
     if as_json:
         document = made.to_json() | {"goal": goal, "claims": planned.claims}

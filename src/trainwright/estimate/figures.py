@@ -32,7 +32,8 @@ class Memory:
     `allocated_bytes` is torch.cuda.max_memory_allocated, `reserved_bytes` max_memory_reserved (it decides whether the
     step fits), `device_bytes` what nvidia-smi shows: reserved and what lies outside torch's allocator. `parts_bytes`
     sum to allocated, `outside_bytes` (CUDA context and libraries, communicator buffers) to device - reserved. `peak`
-    says where in the step the peak is. `evaluation_bytes` is the allocated peak of an evaluation pass.
+    says where in the step the peak is. `evaluation_bytes` is the allocated peak of an evaluation pass, and
+    `evaluation_reserved_bytes` what is reserved when it has followed; None where only the traced step would know.
     """
 
     allocated_bytes: int
@@ -42,6 +43,7 @@ class Memory:
     outside_bytes: Mapping[str, int]
     peak: str
     evaluation_bytes: int | None = None
+    evaluation_reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,6 +73,8 @@ class Request:
     """The loss cuts off the last position of the logits by a copy in fp32, as in transformers before 4.49."""
     fp32_logits: bool = False
     """The output layer's result is kept in fp32 alone, as in transformers before 4.46."""
+    repeated_heads: bool = False
+    """Grouped heads are repeated before `flash_attention_2`, as Mistral's and Mixtral's before transformers 4.48."""
     separate_experts: bool = False
     """Experts are linear layers of their own, as before transformers 5 and in GPTQ models; transformers 5 stacks them,
     and what is stacked is not packed into 4 bits."""
@@ -156,6 +158,8 @@ class Request:
             problems.append(f"world_size: strategy single runs 1 rank, not {self.world_size}")
         if self.two_depths and self.strategy not in ("single", "fsdp2"):
             problems.append("two_depths: is for the strategies single and fsdp2")
+        if self.repeated_heads and self.attention != "flash_attention_2":
+            problems.append("repeated_heads: is for the attention flash_attention_2")
         parts = get_args(FusedPart)
         problems += [
             f"fused_kernels: has {part!r}; there are {', '.join(parts)}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from trainwright.errors import UserError
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.measured_runs import stored_runs
+from trainwright.estimate.traced import traced_memory
 from trainwright.hardware.asked import asked_inventory, stored_inventory
 from trainwright.hardware.inventory import Inventory
 from trainwright.hardware.local import select_devices
@@ -16,6 +17,7 @@ from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.search import GOALS
+from trainwright.plan.traced import Tracing
 from trainwright.plan.tuned import stored_answers
 
 
@@ -28,6 +30,7 @@ class Asked:
     goal: str = "soonest"
     samples: int | None = None
     tokens_per_sample: int | None = None
+    trace: bool = False
 
 
 def plan_job(loaded: LoadedJob, asked: Asked) -> tuple[Job, Plan, Amount]:
@@ -54,6 +57,7 @@ def plan_job(loaded: LoadedJob, asked: Asked) -> tuple[Job, Plan, Amount]:
         tuned=stored_answers(),
         may_leave_idle=True,
         must_fit=True,
+        tracing=Tracing(traced_memory) if asked.trace else None,
     )
     job, plan = choose(job, given, devices, wish)
     return job, plan, amount

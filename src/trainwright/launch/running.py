@@ -12,7 +12,11 @@ from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.estimate.calibration import Calibration
+from trainwright.estimate.figures import Memory
 from trainwright.estimate.measured_runs import record_run, stored_runs
+from trainwright.estimate.request import Request
+from trainwright.estimate.traced import traced_memory
+from trainwright.hardware.catalog import Gpu
 from trainwright.hardware.inventory import Device, Host, Inventory
 from trainwright.hardware.local import local_inventory, select_devices
 from trainwright.hardware.reading import GIB, NotAvailable
@@ -35,6 +39,7 @@ from trainwright.plan.estimates import Amount
 from trainwright.plan.layout import Layout
 from trainwright.plan.options import lacking
 from trainwright.plan.requirements import require_runnable
+from trainwright.plan.traced import IN_DOUBT, Tracing
 from trainwright.plan.tuned import stored_answers
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
@@ -196,9 +201,16 @@ def plan_on(
         may_leave_idle=may_leave_idle,
         keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),
         lacks=lacking(),
+        tracing=Tracing(_traced_aloud, from_share=IN_DOUBT),
     )
     job, plan = choose(job, given, tuple(devices), wish)
     return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))
+
+
+def _traced_aloud(request: Request, gpu: Gpu | None) -> Memory:
+    """Trace a step, and say so: it takes seconds in which nothing else is heard."""
+    tell("By estimate the step nearly fills the GPU: tracing it before the ranks start (some seconds)")
+    return traced_memory(request, gpu)
 
 
 def _earlier_layout(folder: RunFolder) -> Layout | None:
@@ -224,6 +236,7 @@ def plan_lines(folder: RunFolder, plan: Plan) -> list[str]:
     """Return the choices with their reasons, warnings and advice, as printed before the ranks start."""
     lines = [f"Run folder: {folder.path}"]
     lines += [f"  {key} = {choice.value}  ({choice.reason})" for key, choice in sorted(plan.choices.items())]
+    lines += [f"  {trace}" for trace in plan.traces]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [f"Learning rate: {line}" for line in plan.advice]
     return lines

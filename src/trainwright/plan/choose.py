@@ -30,6 +30,7 @@ from trainwright.plan.requirements import (
     require_optimizer_fits,
 )
 from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
+from trainwright.plan.traced import Tracing, told, traced
 from trainwright.plan.tuned import Tuned, answer_for, setting_of
 
 NOT_KNOWN_AMOUNT = Amount()
@@ -44,7 +45,7 @@ class Plan:
     """The layout chosen, the reason of each choice, and advice; `learning_rate` is the peak after any scaling.
 
     `estimate` is None where there is none, `no_estimate` then says why. `ranked` holds the best candidate of every way
-    to run the job, best first and the infeasible last.
+    to run the job, best first and the infeasible last. `traces` says which steps were traced, and what came of it.
     """
 
     layout: Layout
@@ -56,6 +57,7 @@ class Plan:
     estimate: Estimate | None = None
     no_estimate: str | None = None
     ranked: tuple[Candidate, ...] = ()
+    traces: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, the same bytes for the same job and devices."""
@@ -69,6 +71,7 @@ class Plan:
             "devices": [_device(device) for device in self.devices],
             "estimate": None if self.estimate is None else self.estimate.to_json(),
             "no_estimate": self.no_estimate,
+            "traces": list(self.traces),
             "alternatives": [_as_data(candidate) for candidate in self.ranked],
         }
 
@@ -81,7 +84,8 @@ class Wish:
     are looked at too. `must_fit`: refuse where nothing fits, with what would; otherwise the least that is too big is
     planned, with a warning. `keep` is the layout of an earlier attempt, which is taken again where it still fits.
     `tuned` are the answers of `trainwright tune`: what was measured comes before what is estimated. `lacks` are the
-    strategies whose library is not there: they are taken only where nothing else fits.
+    strategies whose library is not there: they are taken only where nothing else fits. With `tracing` the chosen layout
+    is one that a traced step allows, where a step of it can be traced; `keep` is not traced again.
     """
 
     goal: Goal = "soonest"
@@ -93,6 +97,7 @@ class Wish:
     keep: Layout | None = None
     tuned: tuple[Tuned, ...] = ()
     lacks: tuple[str, ...] = ()
+    tracing: Tracing | None = None
 
 
 ORDINARY_WISH = Wish()
@@ -188,6 +193,9 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
             hints=[f"choose {job.train.global_batch_size} GPUs or fewer", "or raise train.global_batch_size"],
         )
     best = _taken(ranked, devices, wish)
+    if wish.tracing is not None and best.layout != wish.keep:
+        ranked = traced(ranked, lambda candidates: _taken(candidates, devices, wish), wish.goal, wish.tracing)
+        best = _taken(ranked, devices, wish)
     if best.why_not is not None and wish.must_fit:
         raise _nothing_fits(question, sets, wish.goal, ranked)
     precision = weakest_precision(job, best.devices)
@@ -197,9 +205,10 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
     if best.why_not is not None:
         warnings.append(f"by estimate this does not fit: {best.why_not}; `trainwright plan` shows what would")
     choices = reasons(question, best, ranked) | {"resources.device": Choice(kind, device_reason(job, kind))}
-    return _finished(
+    settled, plan = _finished(
         job, best.layout, choices, warnings, best.devices, estimate=best.estimate, ranked=_best_of_each_way(ranked)
     )
+    return settled, dataclasses.replace(plan, traces=told(ranked))
 
 
 def _sets(job: Job, devices: tuple[Device, ...], wish: Wish) -> list[tuple[Device, ...]]:

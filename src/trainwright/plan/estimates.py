@@ -61,10 +61,12 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """What nvidia-smi will show at most, an evaluation pass included, fragmented as the training step is."""
+        """What nvidia-smi will show at most, an evaluation pass included; fragmented as the step is, if not traced."""
         memory = self.memory
         outside = memory.device_bytes - memory.reserved_bytes
-        evaluation = (memory.evaluation_bytes or 0) * memory.reserved_bytes // memory.allocated_bytes
+        evaluation = memory.evaluation_reserved_bytes
+        if evaluation is None:
+            evaluation = (memory.evaluation_bytes or 0) * memory.reserved_bytes // memory.allocated_bytes
         return max(memory.device_bytes, evaluation + outside)
 
     @property

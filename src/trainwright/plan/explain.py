@@ -95,6 +95,7 @@ def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
         f"    allocated {memory.allocated_bytes / GIB:.2f} GiB, reserved {memory.reserved_bytes / GIB:.2f}, "
         f"in nvidia-smi {memory.device_bytes / GIB:.2f}" + (f" ({outside})" if outside else "")
     )
+    yield from (f"    {trace}" for trace in plan.traces)
     if memory.evaluation_bytes is not None:
         yield f"    evaluation: allocated {memory.evaluation_bytes / GIB:.2f} GiB"
     if estimate.host is not None:

@@ -46,7 +46,10 @@ SAME_TIME = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout on certain devices with its estimate; `why_not` says why it cannot be taken."""
+    """A layout on certain devices with its estimate; `why_not` says why it cannot be taken.
+
+    `trace` says what became of tracing its step: None where nobody asked.
+    """
 
     layout: Layout
     devices: tuple[Device, ...]
@@ -54,6 +57,7 @@ class Candidate:
     kind: Kind
     estimate: Estimate
     why_not: str | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,12 @@ def weakest_precision(job: Job, devices: Sequence[Device]) -> PrecisionChoice:
 def search(question: Question, device_sets: Iterable[tuple[Device, ...]], goal: Goal) -> list[Candidate]:
     """Return a candidate for every way to share the work on every set of devices, best first, those that fail last."""
     found = [candidate for devices in device_sets for candidate in _on(question, devices)]
-    return sorted(found, key=lambda candidate: _order(candidate, goal))
+    return in_order(found, goal)
+
+
+def in_order(candidates: Iterable[Candidate], goal: Goal) -> list[Candidate]:
+    """Return the candidates, best first by the goal, those that fail last."""
+    return sorted(candidates, key=lambda candidate: _order(candidate, goal))
 
 
 def _on(question: Question, devices: tuple[Device, ...]) -> Iterator[Candidate]:

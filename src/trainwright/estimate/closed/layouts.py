@@ -146,7 +146,7 @@ class Layouts:
 def _require_covered(anatomy: Anatomy, request: Request) -> None:
     problems = [f"fused_kernels: {', '.join(request.fused_kernels)}"] if request.fused_kernels else []
     problems += ["strategy: fsdp1"] if request.strategy == "fsdp1" else []
-    problems += ["separate_experts: true"] if request.separate_experts else []
+    problems += [f"{name}: true" for name in ("separate_experts", "repeated_heads") if getattr(request, name)]
     problems += ["method.upcast_frozen: trl"] if request.method.upcast_frozen == "trl" else []
     if anatomy.family == "t5" and request.gradient_checkpointing == "reentrant":
         problems.append("gradient_checkpointing: reentrant, for t5")

@@ -24,13 +24,16 @@ def implementation(attention: str) -> str | None:
     return NAME if attention == NAME and _functions() is None else "sdpa"
 
 
-def play(model: Any) -> None:
-    """Let a model that was built for it compute its attention as flash-attn would."""
+def play(model: Any, repeated_heads: bool) -> None:
+    """Let a model that was built for it compute its attention as flash-attn would.
+
+    An earlier transformers repeats grouped heads by itself.
+    """
     functions = _functions()
     if functions is None:
         vars(sys.modules[type(model).__module__])["_flash_attention_forward"] = _forward
     else:
-        functions[NAME] = _function
+        functions[NAME] = _with_repeated_heads if repeated_heads else _function
         model.config._attn_implementation = NAME
 
 
@@ -60,6 +63,16 @@ def _function(
     if q.dtype == torch.float32:
         q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
     return _forward(q, k, v, dropout=dropout, softmax_scale=scaling), None
+
+
+def _with_repeated_heads(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """transformers 4.45, models/mistral/modeling_mistral.py (`repeat_kv`): copies where a key had been shared."""
+    batch, heads, length, size = query.shape
+    shared = (batch, key.shape[1], heads // key.shape[1], length, size)
+    key, value = (t[:, :, None].expand(shared).reshape(query.shape) for t in (key, value))
+    return _function(module, query, key, value, *args, **kwargs)
 
 
 def _forward(

@@ -75,7 +75,7 @@ def build_model(request: Request, config: Any) -> nn.Module:
         except (ValueError, TypeError, AssertionError) as error:
             raise UserError(f"config: transformers cannot build this model: {error}") from error
         if request.attention == flash_attention.NAME:
-            flash_attention.play(model)
+            flash_attention.play(model, request.repeated_heads)
         if request.separate_experts:
             experts.separate(model)
         if request.fp32_logits:

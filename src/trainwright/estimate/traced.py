@@ -1,0 +1,64 @@
+"""The memory of a step by the traced step: asked of a process of its own, so that the asker needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.estimate.figures import Memory
+from trainwright.estimate.outside import outside_bytes
+from trainwright.estimate.request import Request
+from trainwright.hardware.catalog import Gpu
+
+PATIENCE_S = 600
+"""A 70 B model takes 20 s on an idle core; this one may be busy."""
+
+
+def traced_memory(request: Request, gpu: Gpu | None = None) -> Memory:
+    """The peak memory of one rank; `gpu` says what lies outside torch's allocator.
+
+    Raises:
+        UserError: the step cannot be traced (ZeRO, or what the model's own code does), with the reason.
+    """
+    answer = _answer(request)
+    peak, evaluation = answer["peak"], answer.get("evaluation")
+    outside = outside_bytes(request, gpu)
+    return Memory(
+        allocated_bytes=peak["allocated_bytes"],
+        reserved_bytes=peak["reserved_bytes"],
+        device_bytes=peak["reserved_bytes"] + sum(outside.values()),
+        parts_bytes={part: size for part, size in peak["parts_bytes"].items() if part != "cached"},
+        outside_bytes=outside,
+        peak=f"{peak['phase']}: {peak['operator']}",
+        evaluation_bytes=None if evaluation is None else evaluation["requested_bytes"],
+        evaluation_reserved_bytes=None if evaluation is None else evaluation["reserved_bytes"],
+    )
+
+
+def _answer(request: Request) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(dataclasses.asdict(request), file)
+        file.flush()
+        command = [sys.executable, "-m", "trainwright.estimate.trace", file.name]
+        without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(command, env=without_gpu, capture_output=True, text=True, timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise _refused(f"no answer in {PATIENCE_S} s") from error
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise _refused((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]) from error
+    if "error" in answer:
+        raise UserError(answer["error"], problems=answer["problems"], hints=answer["hints"])
+    return answer
+
+
+def _refused(reason: str) -> UserError:
+    return UserError(f"the step could not be traced: {reason}", exit_code=ExitCode.FAILED)
