@@ -14,6 +14,10 @@ from typing import Any
 
 from published import models
 from published.records import Record, note
+from trainwright.estimate.allocator import SMALL_SEGMENT_BYTES
+from trainwright.estimate.outside import context_bytes
+from trainwright.estimate.request import Request
+from trainwright.hardware.catalog import Gpu
 
 SOURCE = "github.com/foundation-model-stack/fms-acceleration"
 
@@ -111,6 +115,18 @@ def request_of(record: Record) -> dict[str, Any]:
         "checkpoint_around_unit": True,
         "fused_kernels": fused_kernels(record),
     }
+
+
+def contexts_of_others(request: Request, gpu: Gpu | None, framework: str | None) -> dict[str, int]:
+    """Return what the other ranks take of a GPU, in bytes, where the plugin for GPTQ models loads them.
+
+    It asks for no map of devices and so gets `auto` (gptqmodel/models/base.py), for which accelerate puts a number on
+    every GPU to ask for its memory (accelerate/utils/modeling.py, `get_max_memory`); what it answers is thrown away.
+    """
+    others = request.world_size - 1
+    if not others or "autogptq" not in (framework or ""):
+        return {}
+    return {"contexts of other ranks": others * (context_bytes(gpu) + SMALL_SEGMENT_BYTES)}
 
 
 def fused_kernels(record: Record) -> list[str]:

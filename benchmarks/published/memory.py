@@ -41,6 +41,8 @@ class Row:
     slice: str
     request: Request
     gpu: Gpu | None
+    outside_bytes: dict[str, int]
+    """What nvidia-smi counts besides torch's allocator."""
     measured_gib: dict[str, float]
     """By kind of figure; the row's own is the first. Empty where it ran out of memory."""
 
@@ -124,13 +126,14 @@ def as_row(record: Record) -> Row:
         UserError: the request has values out of range.
     """
     data, gpu = fms.request_of(record), _gpu(record)
+    framework = note(record, "framework_config")
     request = Request.parse(data)
     if gpu is not None:
-        own: dict[str, Any] = {"capacity_bytes": _card_bytes(gpu) - sum(outside_bytes(request, gpu).values())}
+        outside = _outside(request, gpu, framework)
+        own: dict[str, Any] = {"capacity_bytes": _card_bytes(gpu) - sum(outside.values())}
         if gpu.compute_capability is not None:
             own["compute_capability"] = gpu.compute_capability
         request = Request.parse(data | own)
-    framework = note(record, "framework_config")
     words = [record["model"].rpartition("/")[2], record["method"], *([framework] if framework else [])]
     words += [f"b{request.micro_batch_size}", request.strategy, f"x{request.world_size}"]
     return Row(
@@ -139,8 +142,13 @@ def as_row(record: Record) -> Row:
         slice="sharded" if request.world_size > 1 else record["method"],
         request=request,
         gpu=gpu,
+        outside_bytes=_outside(request, gpu, framework),
         measured_gib={} if ran_out_of_memory(record) else _measured(record),
     )
+
+
+def _outside(request: Request, gpu: Gpu | None, framework: str | None) -> dict[str, int]:
+    return outside_bytes(request, gpu) | fms.contexts_of_others(request, gpu, framework)
 
 
 def compare_all(rows: Sequence[Row], python: str) -> tuple[list[dict[str, Any]], Counter[str]]:
@@ -170,7 +178,7 @@ def _compare(row: Row, answer: dict[str, Any] | None) -> dict[str, Any]:
         least = least_bytes(row.request) / GIB
         errors = {kind: 100 * (least / gib - 1) for kind, gib in row.measured_gib.items()}
         return figures | {"predicted_out_of_memory": True, "at_least_gib": least, "error_pct": errors}
-    peak, outside = answer["peak"], outside_bytes(row.request, row.gpu)
+    peak, outside = answer["peak"], row.outside_bytes
     predicted = {
         "torch_allocated": peak["allocated_bytes"] / GIB,
         "torch_reserved": peak["reserved_bytes"] / GIB,
