@@ -1,10 +1,11 @@
 """Predictions against published measurements, by slice.
 
-    python benchmarks/published_rows.py --rows FILE.csv [--json] [--python ENVIRONMENT/bin/python] [--only TEXT]
+    python benchmarks/published_rows.py --rows FILE.csv [--json] [--python ENVIRONMENT/bin/python ...] [--only TEXT]
 
-`--rows` is a file with the columns of `published.records.COLUMNS`. Memory comes from the traced step, in the
-environment of `--python`: for the library versions that a source used, an environment with those (the rows of
-fms-acceleration: transformers 4.48.1, peft 0.13.2, accelerate 1.0.1). A row that is left out is counted with its
+`--rows` is a file with the columns of `published.records.COLUMNS`. Memory comes from the traced step, by
+the interpreter of `--python`: for the library versions that a source used, that of an environment with those (the rows
+of fms-acceleration: transformers 4.48.1 or 4.45.2, peft 0.13.2, accelerate 1.0.1). Of several, each row is traced by
+the one that has its version of transformers, by the first where none has. A row that is left out is counted with its
 reason, found before anything is predicted; rows that the trace refuses are counted with what it says.
 """
 
@@ -27,13 +28,15 @@ def main() -> int:
     """Print the errors of all rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment that traces")
+    parser.add_argument("--python", action="append", help="interpreter of an environment that traces; more than one")
     parser.add_argument("--only", default="", help="rows whose name holds this text")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     records = read_records(arguments.rows)
     rows, left_out = read_rows(records)
-    memory, refused = compare_all([row for row in rows if arguments.only in row.name], arguments.python)
+    memory, refused = compare_all(
+        [row for row in rows if arguments.only in row.name], arguments.python or [sys.executable]
+    )
     times, untimed = time_rows(records)
     times = [row for row in times if arguments.only in row["row"]]
     report = as_report(memory, times, left_out + refused, untimed)

@@ -1,8 +1,9 @@
 """Rows of fms-acceleration (scripts/benchmarks at 876e2ed): HF Trainer on A100-80GB, as requests.
 
 What no column says is that source's benchmark script: flash-attn, reentrant checkpointing, packed samples of one
-length, LoRA dropout 0.1. Library versions are those of scripts/benchmarks/refs/requirements*.txt: peft 0.13.2,
-accelerate 1.0.1, and transformers 4.48.1, for a100_80gb_liger.csv 4.45.2.
+length, LoRA dropout 0.1. Library versions are those of scripts/benchmarks/refs/requirements*.txt: torch 2.4.1, peft
+0.13.2, accelerate 1.0.1, and transformers 4.48.1, for a100_80gb_liger.csv 4.45.2. The training program, fms-hf-tuning
+2.5, gives tokenizers what they lack, and the model rows for it.
 
 Where adapters are not sharded (`lora` of the fused kernels under FSDP1) the source's figure lacks them: they move to
 the GPU between the stages whose deltas it sums (transformers/trainer_utils.py, `TrainerMemoryTracker`).
@@ -29,6 +30,10 @@ GPTQ_GROUPS = {
 }
 """Weights that share a scale, -1: a whole row; the main branch of each model of TheBloke and TechxGenus on the hub."""
 PRECISIONS = ("bfloat16", "float16", "bfloat16+bf16_autocast", "float16+fp16_autocast")
+LLAMA_VOCABULARY = 32000
+ADDED_TOKENS = {LLAMA_VOCABULARY: 1, 128256: 2}
+"""By the size of a vocabulary: padding for that of Llama 2 and Mistral, also an unknown token for that of Llama 3
+(tuning/utils/tokenizer_data_utils.py, `set_special_tokens_dict` and `tokenizer_and_embedding_resize`)."""
 REPEATED_HEADS = ("mistral", "mixtral")
 """Models whose flash attention repeated grouped heads before transformers 4.48 (models/*/modeling_*.py at 4.45.2)."""
 PLUGINS = (
@@ -76,6 +81,19 @@ def config_of(name: str) -> dict[str, Any] | None:
     return config | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": group_size}}
 
 
+def transformers_of(record: Record) -> str:
+    """Return the version of transformers that a row was measured with."""
+    return "4.45.2" if "a100_80gb_liger" in (note(record, "file") or "") else "4.48.1"
+
+
+def with_added_tokens(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the model that is trained; Llama's and its heirs' leave out the usual vocabulary."""
+    usual = LLAMA_VOCABULARY if config["model_type"] in ("llama", *REPEATED_HEADS) else 0
+    vocabulary = config.get("vocab_size", usual)
+    added = ADDED_TOKENS.get(vocabulary, 0)
+    return config | {"vocab_size": vocabulary + added} if added else config
+
+
 def request_of(record: Record) -> dict[str, Any]:
     """Return the request that a row becomes."""
     framework = note(record, "framework_config") or ""
@@ -88,12 +106,12 @@ def request_of(record: Record) -> dict[str, Any]:
         how |= {"targets": [name for name in record["lora_targets"].split() if name != "c_attn"]}
     config = config_of(record["model"])
     assert config is not None  # `why_not` asks first
-    before_448 = "a100_80gb_liger" in (note(record, "file") or "")
+    before_448 = transformers_of(record) == "4.45.2"
     if method == "qlora":
         how |= {"quant_storage": dtype if strategy == "fsdp1" else "uint8"}
         how |= {"upcast_frozen": "trl" if framework.startswith("baseline") and strategy == "single" else "none"}
     return {
-        "config": config,
+        "config": with_added_tokens(config),
         "recipe": "transformers",
         "method": how,
         "precision": dtype,
@@ -112,6 +130,7 @@ def request_of(record: Record) -> dict[str, Any]:
         "fp32_logits": before_448,
         "repeated_heads": before_448 and config["model_type"] in REPEATED_HEADS,
         "shifted_logits_copied": True,
+        "full_slices": True,
         "checkpoint_around_unit": True,
         "fused_kernels": fused_kernels(record),
     }

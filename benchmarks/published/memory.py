@@ -16,7 +16,7 @@ from published import fms, others
 from published.floor import least_bytes
 from published.gpus import key_of
 from published.records import Record, is_count, note, number
-from published.tracing import trace_all
+from published.tracing import trace_all, transformers_version
 from trainwright.errors import UserError
 from trainwright.estimate.outside import outside_bytes
 from trainwright.estimate.request import Request
@@ -40,6 +40,8 @@ class Row:
     source: str
     slice: str
     request: Request
+    transformers: str
+    """The version that it was measured with."""
     gpu: Gpu | None
     outside_bytes: dict[str, int]
     """What nvidia-smi counts besides torch's allocator."""
@@ -57,9 +59,9 @@ class Row:
         return capacity is not None and least_bytes(self.request) > capacity
 
     @property
-    def key(self) -> str:
-        """Rows with the same key are the same request."""
-        return json.dumps(asdict(self.request), sort_keys=True)
+    def key(self) -> tuple[str, str]:
+        """Rows with the same key are the same request, with the same libraries."""
+        return self.transformers, json.dumps(asdict(self.request), sort_keys=True)
 
 
 def read_rows(records: Sequence[Record]) -> tuple[list[Row], Counter[str]]:
@@ -141,6 +143,7 @@ def as_row(record: Record) -> Row:
         source=fms.SOURCE.removeprefix("github.com/"),
         slice="sharded" if request.world_size > 1 else record["method"],
         request=request,
+        transformers=fms.transformers_of(record),
         gpu=gpu,
         outside_bytes=_outside(request, gpu, framework),
         measured_gib={} if ran_out_of_memory(record) else _measured(record),
@@ -151,10 +154,17 @@ def _outside(request: Request, gpu: Gpu | None, framework: str | None) -> dict[s
     return outside_bytes(request, gpu) | fms.contexts_of_others(request, gpu, framework)
 
 
-def compare_all(rows: Sequence[Row], python: str) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Return measured and predicted figures of the rows, and how many the trace refused for which reason."""
-    requests = {row.key: asdict(row.request) for row in rows if not row.must_fail}
-    answers = dict(zip(requests, trace_all(list(requests.values()), python), strict=True))
+def compare_all(rows: Sequence[Row], pythons: Sequence[str]) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Return measured and predicted figures of the rows, and how many the trace refused for which reason.
+
+    Each is traced by the interpreter that has its version of transformers, by the first where none has.
+    """
+    interpreters = {transformers_version(python): python for python in reversed(pythons)}
+    answers = {}
+    for version in sorted({row.transformers for row in rows}):
+        asked = {r.key: asdict(r.request) for r in rows if r.transformers == version and not r.must_fail}
+        python = interpreters.get(version, pythons[0])
+        answers |= dict(zip(asked, trace_all(list(asked.values()), python), strict=True))
     figures, refused = [], Counter[str]()
     for row in rows:
         answer = answers.get(row.key)

@@ -17,6 +17,12 @@ PATIENCE_S = 900
 """For one process; a 70 B model takes 15 s on an idle core."""
 
 
+def transformers_version(python: str) -> str:
+    """Return the version of transformers that an interpreter has."""
+    command = [python, "-c", "from importlib.metadata import version; print(version('transformers'))"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def trace_all(requests: Sequence[dict[str, Any]], python: str) -> list[dict[str, Any]]:
     """Return an answer for each request; one that cannot be traced has `error`."""
     answers: list[dict[str, Any]] = []

@@ -75,6 +75,8 @@ class Request:
     """The output layer's result is kept in fp32 alone, as in transformers before 4.46."""
     repeated_heads: bool = False
     """Grouped heads are repeated before `flash_attention_2`, as Mistral's and Mixtral's before transformers 4.48."""
+    full_slices: bool = False
+    """Indexing by a slice of all there is has a backward pass of its own, as in torch 2.4; 2.11 skips it."""
     separate_experts: bool = False
     """Experts are linear layers of their own, as before transformers 5 and in GPTQ models; transformers 5 stacks them,
     and what is stacked is not packed into 4 bits."""

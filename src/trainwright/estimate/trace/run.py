@@ -18,6 +18,7 @@ from trainwright.estimate.trace import fake_cuda, kernels
 from trainwright.estimate.trace.answers import Answers
 from trainwright.estimate.trace.batches import make_batch
 from trainwright.estimate.trace.distributed import fake_group, synchronize_in, wrap
+from trainwright.estimate.trace.indexing import full_slices
 from trainwright.estimate.trace.model import (
     DTYPES,
     build_config,
@@ -93,7 +94,7 @@ def run(request: Request, mode: AbstractContextManager[Any], *, mesh: Any = None
         vocabulary=getattr(config, "vocab_size", None),
     )
     _play_device(request)
-    with mode, tracker:
+    with mode, tracker, full_slices(request.full_slices):
         model = build_model(request, config)
         if isinstance(mode, nullcontext):
             _give_values(model)
