@@ -39,7 +39,7 @@ def wrap(model: nn.Module, request: Request) -> nn.Module:
         device_id=torch.device("cuda", 0),
         ignored_modules=alone,
         use_orig_params=True,
-        sync_module_states=False,
+        sync_module_states=True,
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         mixed_precision=None if half is None else MixedPrecision(half, half, half),
     )
