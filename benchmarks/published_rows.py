@@ -55,7 +55,7 @@ def as_report(
     failed = [row for row in memory if row["ran_out_of_memory"]]
     fitted = [row for row in memory if not row["ran_out_of_memory"]]
     return {
-        "versions": next((row["versions"] for row in memory if "versions" in row), {}),
+        "versions": _versions(memory),
         "memory": spread(error for row in fitted for error in named_errors(row)),
         "time": spread(((row["slice"], row["source"], "all"), row["error_pct"]) for row in times),
         "oom": {"rows": len(failed), "right": sum(row["predicted_out_of_memory"] for row in failed)},
@@ -65,6 +65,15 @@ def as_report(
         "memory_rows": memory,
         "time_rows": times,
     }
+
+
+def _versions(memory: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the versions of the libraries that traced the rows, by name; more than one where several did."""
+    found: dict[str, set[str]] = {}
+    for row in memory:
+        for name, version in row.get("versions", {}).items():
+            found.setdefault(name, set()).add(version)
+    return {name: " and ".join(sorted(versions)) for name, versions in found.items()}
 
 
 def named_errors(row: dict[str, Any]) -> list[tuple[tuple[str, ...], float]]:

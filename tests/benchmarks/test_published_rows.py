@@ -136,6 +136,26 @@ def test_what_is_left_out_is_counted_by_its_reason(report: dict[str, Any]) -> No
     assert found == dict.fromkeys(LEFT_OUT, 1) | {"no memory figure": 2}  # and the row that ends early
 
 
+def test_a_row_is_traced_by_the_interpreter_with_its_version_of_transformers(tmp_path: Path) -> None:
+    """Played by one that says it has 4.45.2, and notes that it traces."""
+    other, traced = tmp_path / "python", tmp_path / "traced"
+    other.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo 4.45.2 && exit\ntouch {traced}\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    interpreters = ("--python", sys.executable, "--python", str(other))
+    by_file = {}
+    for file in ("a100_80gb.csv", "a100_80gb_liger.csv"):
+        path = tmp_path / file
+        with path.open("w", newline="") as rows:
+            writer = csv.DictWriter(rows, list(ROW))
+            writer.writeheader()
+            writer.writerow(ROW | {"notes": f"file=refs/{file}@1; framework_config=none; nvidia_smi_mib=2048"})
+        (row,) = json.loads(run(path, "--json", *interpreters).stdout)["memory_rows"]
+        by_file[file] = traced.exists(), row["predicted_gib"]["torch_allocated"]
+    (first, of_448), (second, of_445) = by_file.values()
+    assert (first, second) == (False, True)
+    assert of_448 == pytest.approx(of_445, rel=0.1)
+
+
 def test_time_is_reported_in_the_same_way(report: dict[str, Any]) -> None:
     rows = len(TRACED) + len(OUT_OF_MEMORY) + len(LEFT_OUT) + 1
     untimed = sum(count for reason, count in report["skipped"].items() if reason.startswith("time: "))
