@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainwright.errors import UserError
+from trainwright.estimate.calibration import Basis
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import Gpu
@@ -35,7 +36,10 @@ class Tracing:
 def traced(
     ranked: Sequence[Candidate], take: Callable[[Sequence[Candidate]], Candidate], goal: Goal, tracing: Tracing
 ) -> list[Candidate]:
-    """Return the candidates in order again, those traced that `take` took until it took one a second time."""
+    """Return the candidates in order again, those traced that `take` took until it took one a second time.
+
+    What the trace says is not corrected by earlier runs, whose corrections are of the closed form.
+    """
     found = list(ranked)
     for _ in range(MOST_TRACED):
         best = take(found)
@@ -68,7 +72,7 @@ def _traced(candidate: Candidate, tracing: Tracing) -> Candidate:
         memory = tracing.memory(dataclasses.replace(request, gradient_accumulation_steps=micro_steps), cards.tightest)
     except UserError as error:
         return dataclasses.replace(candidate, trace=f"not traced: {'; '.join([error.message, *error.problems])}")
-    estimate = dataclasses.replace(candidate.estimate, memory=memory)
+    estimate = dataclasses.replace(candidate.estimate, memory=memory, memory_basis=Basis(candidate.kind))
     before, after = (f"{found.peak_bytes / GIB:.1f} GiB" for found in (candidate.estimate, estimate))
     return dataclasses.replace(
         candidate,
