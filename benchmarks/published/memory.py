@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from published import fms, others
@@ -127,15 +127,13 @@ def as_row(record: Record) -> Row:
     Raises:
         UserError: the request has values out of range.
     """
-    data, gpu = fms.request_of(record), _gpu(record)
-    framework = note(record, "framework_config")
+    data, gpu, framework = fms.request_of(record), _gpu(record), note(record, "framework_config")
+    if gpu is not None and gpu.compute_capability is not None:
+        data |= {"compute_capability": gpu.compute_capability}
     request = Request.parse(data)
+    outside = outside_bytes(request, gpu) | fms.contexts_of_others(request, gpu, framework)
     if gpu is not None:
-        outside = _outside(request, gpu, framework)
-        own: dict[str, Any] = {"capacity_bytes": _card_bytes(gpu) - sum(outside.values())}
-        if gpu.compute_capability is not None:
-            own["compute_capability"] = gpu.compute_capability
-        request = Request.parse(data | own)
+        request = replace(request, capacity_bytes=_card_bytes(gpu) - sum(outside.values()))
     words = [record["model"].rpartition("/")[2], record["method"], *([framework] if framework else [])]
     words += [f"b{request.micro_batch_size}", request.strategy, f"x{request.world_size}"]
     return Row(
@@ -145,13 +143,9 @@ def as_row(record: Record) -> Row:
         request=request,
         transformers=fms.transformers_of(record),
         gpu=gpu,
-        outside_bytes=_outside(request, gpu, framework),
+        outside_bytes=outside,
         measured_gib={} if ran_out_of_memory(record) else _measured(record),
     )
-
-
-def _outside(request: Request, gpu: Gpu | None, framework: str | None) -> dict[str, int]:
-    return outside_bytes(request, gpu) | fms.contexts_of_others(request, gpu, framework)
 
 
 def compare_all(rows: Sequence[Row], pythons: Sequence[str]) -> tuple[list[dict[str, Any]], Counter[str]]:

@@ -20,7 +20,6 @@ MOST_TRACED = 6
 IN_DOUBT = 0.8
 """Share of a GPU from which an estimate by the closed form may be wrong about whether a layout fits: what it says of
 reserved memory was off by 15 % at most where it was measured (benchmarks/results/gpu_truth_h100.json)."""
-
 MICRO_STEPS = 2
 """Traced of a step: the second finds the gradients of the first, and all that follow are like it."""
 
