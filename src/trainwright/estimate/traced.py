@@ -61,4 +61,4 @@ def _answer(request: Request) -> dict[str, Any]:
 
 
 def _refused(reason: str) -> UserError:
-    return UserError(f"the step could not be traced: {reason}", exit_code=ExitCode.FAILED)
+    return UserError(f"the trace broke down: {reason}", exit_code=ExitCode.FAILED)
