@@ -18,7 +18,7 @@ from trainwright.estimate.closed.states import (
     rounding_bytes,
     sharded,
     trained_bytes,
-    update_bytes,
+    update_pieces,
     weight_bytes,
 )
 from trainwright.estimate.request import Request
@@ -51,7 +51,7 @@ def _held_by_torch(anatomy: Anatomy, request: Request, whole: Parameters) -> Hel
     static["weights"] += buffer_bytes(anatomy)
     static["optimizer"] = moment_bytes(found.trained, element, request.optimizer)
     gradients = element * elements(found.trained)
-    update = {"gradients": gradients, "temporaries": update_bytes(found.trained, element, request.optimizer)}
+    update = {"gradients": gradients, "temporaries": sum(update_pieces(found.trained, element, request.optimizer))}
     passing = {}
     if request.strategy == "ddp":
         static["gradients"] = gradients  # the buckets, in which the workers' gradients lie

@@ -10,9 +10,11 @@ from trainwright.anatomy.parts import Anatomy
 from trainwright.errors import UserError
 from trainwright.estimate.closed.course import Point
 from trainwright.estimate.closed.held import held
-from trainwright.estimate.closed.model import micro_step
+from trainwright.estimate.closed.model import micro_step, whole_micro_step
+from trainwright.estimate.closed.replay import Passes, Reserved, replay
 from trainwright.estimate.closed.states import BYTES, Held, Parameters, keeps_fp32, parameters
 from trainwright.estimate.closed.step import SORTED_ABOVE, Asked
+from trainwright.estimate.closed.tape import Recording
 from trainwright.estimate.request import Request
 
 INDEX = 8
@@ -36,6 +38,7 @@ class Layouts:
     def __init__(self, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
         self._courses: dict[Asked, tuple[Point, ...]] = {}
+        self._recordings: dict[Asked, Recording] = {}
         self._parameters: dict[Any, Parameters] = {}
         self._held: dict[Any, Held] = {}
 
@@ -71,20 +74,31 @@ class Layouts:
             self._evaluation(request, found, there),
         )
 
+    def reserved(self, request: Request) -> Reserved:
+        """What the caching allocator takes for it, by every piece of the whole model.
+
+        Raises:
+            UserError: as `peak`.
+        """
+        _require_covered(self.anatomy, request)
+        found = self._parameters_of(request)
+        there = self._held_by(request, found)
+        asked = asked_of(self.anatomy, request, there)
+        first = None
+        if asked.accumulating and request.strategy in ("single", "ddp"):
+            first = self._recording(replace(asked, strategy="single", accumulating=False), found)
+        evaluation = None
+        if request.evaluation_batch_size is not None:
+            evaluation = self._recording(_evaluating(asked), found)
+        passes = Passes(first, self._recording(asked, found), evaluation)
+        return replay(request, found, there, passes, self._inputs(request))
+
     def _evaluation(self, request: Request, found: Parameters, there: Held) -> int | None:
         """The highest point of a pass without gradients."""
         samples = request.evaluation_batch_size
         if samples is None:
             return None
-        asked = replace(
-            asked_of(self.anatomy, request, there),
-            training=False,
-            checkpointing="none",
-            accumulating=False,
-            strategy={"ddp": "single", "zero1": "zero3", "zero2": "zero3"}.get(request.strategy, request.strategy),
-            kept_bytes=0,
-            long=False,
-        )
+        asked = _evaluating(asked_of(self.anatomy, request, there))
         highest = max(p.total.real + samples * p.total.imag for p in self._course(asked, found))
         return sum(there.static.values()) + samples * self._inputs(request) + round(highest)
 
@@ -111,6 +125,12 @@ class Layouts:
         if course is None:
             course = self._courses[asked] = micro_step(self.anatomy, asked, found)
         return course
+
+    def _recording(self, asked: Asked, found: Parameters) -> Recording:
+        recording = self._recordings.get(asked)
+        if recording is None:
+            recording = self._recordings[asked] = whole_micro_step(self.anatomy, asked, found)
+        return recording
 
     def _parameters_of(self, request: Request) -> Parameters:
         method = request.method
@@ -154,6 +174,19 @@ def _require_covered(anatomy: Anatomy, request: Request) -> None:
         raise UserError(
             "this has no closed form", problems=problems, hints=["the traced step (trainwright.estimate.trace) has all"]
         )
+
+
+def _evaluating(asked: Asked) -> Asked:
+    """The pass without gradients beside a micro-step."""
+    return replace(
+        asked,
+        training=False,
+        checkpointing="none",
+        accumulating=False,
+        strategy={"ddp": "single", "zero1": "zero3", "zero2": "zero3"}.get(asked.strategy, asked.strategy),
+        kept_bytes=0,
+        long=False,
+    )
 
 
 def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:

@@ -1,28 +1,57 @@
-"""A short model that stands for the full one, its pass, and the course that follows from it."""
+"""A short model that stands for the full one, or the full one: its pass, and the course that follows from it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from trainwright.anatomy.parts import Anatomy, Segment, Weight
 from trainwright.estimate.closed.course import TURNING, Point, whole_course
 from trainwright.estimate.closed.families import forward_of
-from trainwright.estimate.closed.families.passing import Short, Stage
+from trainwright.estimate.closed.families.passing import Model, Stage
 from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.sharding import Sharding, Unit
 from trainwright.estimate.closed.states import Parameters
 from trainwright.estimate.closed.step import BYTES, Asked, Layer, Step, build_layer
-from trainwright.estimate.closed.tape import HALF, Tape, hand_over_gradient, leave_gradient, take_passing_gradient
+from trainwright.estimate.closed.tape import (
+    HALF,
+    Recording,
+    Tape,
+    hand_over_gradient,
+    leave_gradient,
+    take_passing_gradient,
+)
 from trainwright.estimate.closed.zero import Buckets
 
 FP64 = 8
+Chosen = Callable[[Sequence[Segment]], list[tuple[Segment, int, bool]]]
+"""Layers of a stack, how many of it each stands for, and whether it is one of those in the middle."""
 
 
 def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point, ...]:
     """Run one micro-step of a short model; return the points that can be the highest, static memory left out."""
     model = shorten(anatomy, asked, found)
+    step = _passed(asked, model)
+    repeats: dict[str, int] = {}
+    groups: dict[str, int] = {}
+    for number, stage in enumerate(model.stages):
+        for name in (f"forward {number}", f"backward {number}"):
+            repeats[name] = stage.repeats
+            if stage.group is not None:
+                groups[name] = stage.group
+    return whole_course(step.tape, repeats, groups)
+
+
+def whole_micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> Recording:
+    """Run one micro-step, or an evaluation pass, of all layers."""
+    model = _built(anatomy, asked, found, lambda stack: [(segment, 1, False) for segment in stack])
+    step = _passed(asked, model)
+    return step.tape.recording()
+
+
+def _passed(asked: Asked, model: Model) -> Step:
+    """Pass the model with what the strategy does around it; the result holds what outlives the pass."""
     tape = Tape(asked.half)
     step = Step(tape, asked)
     buckets = None
@@ -43,17 +72,10 @@ def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point
         step.sharding.finish_backward()
     if asked.training and buckets is not None:
         buckets.finish()
-    repeats: dict[str, int] = {}
-    groups: dict[str, int] = {}
-    for number, stage in enumerate(model.stages):
-        for name in (f"forward {number}", f"backward {number}"):
-            repeats[name] = stage.repeats
-            if stage.group is not None:
-                groups[name] = stage.group
-    return whole_course(tape, repeats, groups)
+    return step
 
 
-def _pass(step: Step, model: Short) -> None:
+def _pass(step: Step, model: Model) -> None:
     """Forward, and backward where it trains; autocast ends in between, and drops its casts."""
     tape, forward = step.tape, forward_of(step.asked.family)
     tape.autocast = step.asked.half
@@ -71,7 +93,7 @@ def _pass(step: Step, model: Short) -> None:
     tape.run_backward(root, gradient)
 
 
-def _shard(tape: Tape, asked: Asked, model: Short) -> Sharding:
+def _shard(tape: Tape, asked: Asked, model: Model) -> Sharding:
     """One unit for each layer, and one for the rest, which stays gathered (train/strategies/fsdp2.py)."""
     policy = HALF if asked.precision != "fp32" and asked.autocast else None
     for stage in model.stages:
@@ -81,8 +103,12 @@ def _shard(tape: Tape, asked: Asked, model: Short) -> Sharding:
     return Sharding(tape, asked.ranks, accumulated=asked.accumulating)
 
 
-def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Short:
+def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Model:
     """Keep the first and the last layer of each stack and one of each kind between; the rest is built whole."""
+    return _built(anatomy, asked, found, _exemplars)
+
+
+def _built(anatomy: Anatomy, asked: Asked, found: Parameters, chosen: Chosen) -> Model:
     shared: dict[str, Module] = {}
     outside: list[Layer] = []
     aside: list[Layer] = []
@@ -91,7 +117,7 @@ def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Short:
     for is_stack, run in groupby(anatomy.segments, key=lambda s: s.is_layer and not _never_passed(s)):
         segments = list(run)
         if is_stack:
-            for segment, repeats, in_middle in _exemplars(segments):
+            for segment, repeats, in_middle in chosen(segments):
                 layer = build_layer(segment, asked, found, shared)
                 stages.append(Stage(layer, repeats, stacks if in_middle else None, stacks))
             stacks += 1
@@ -101,11 +127,10 @@ def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Short:
                 outside.append(build_layer(segment, asked, found, shared))
             elif not segment.is_layer:
                 aside.append(build_layer(segment, asked, found, shared))
-    return Short(outside, stages, aside)
+    return Model(outside, stages, aside)
 
 
 def _exemplars(stack: Sequence[Segment]) -> list[tuple[Segment, int, bool]]:
-    """Layers that stand for all, how many each stands for, and whether it is one of those in the middle."""
     if len(stack) <= 2:
         return [(segment, 1, False) for segment in stack]
     counts = Counter(id(segment.operations) for segment in stack[1:-1])

@@ -78,6 +78,7 @@ def _unpacked_product(tape: Tape, module: Module, x: Tensor, bias: Tensor | None
 
     weight = unpack()
     out = tape.new(tokens * module.rows, compute)
+    tape.multiplies(backward=False)
     del weight
     if tape.needs_gradient(x):
         elements = x.elements

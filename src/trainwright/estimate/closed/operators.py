@@ -214,10 +214,13 @@ def product(tape: Tape, x: Tensor, weight: Tensor, rows: int, columns: int, bias
     bias = lower(tape, bias) if bias is not None else None
     tokens = x.elements / columns
     if not tape.needs_gradient(x, weight, bias):
-        return tape.new(tokens * rows, x.dtype)
+        out = tape.new(tokens * rows, x.dtype)
+        tape.multiplies(backward=False)
+        return out
     for_x, for_weight = x.node is not None, weight.node is not None
     kept = tape.keep(weight if for_x else None, x if for_weight else None)
     out = tape.new(tokens * rows, x.dtype)
+    tape.multiplies(backward=False)
     elements, size, dtype = x.elements, weight.elements, x.dtype
     with_bias = bias is not None
 
@@ -225,9 +228,11 @@ def product(tape: Tape, x: Tensor, weight: Tensor, rows: int, columns: int, bias
         held = kept.unpack()
         if with_bias:
             to_x = tape.new(elements, dtype) if for_x else None
+            tape.multiplies(backward=True)
             to_weight = tape.new(size, dtype) if for_weight else None
         else:
             to_weight = tape.new(size, dtype) if for_weight else None
+            tape.multiplies(backward=True)
             to_x = tape.new(elements, dtype) if for_x else None
         if to_weight is not None:
             to_weight.view = True  # the product is made for the transposed weight

@@ -1,9 +1,10 @@
 """FSDP2 around the layers of a step: what is gathered when, and what a reduce-scatter takes.
 
 torch/distributed/fsdp/_fully_shard (2.13), `_fsdp_param_group.py` and `_fsdp_collectives.py`: a unit's weights are
-gathered into one buffer and copied out of it; forward the buffer lives until the next unit has gathered, backward the
-next unit is gathered while one computes. Gradients are copied into a buffer of the reduce dtype that lives until the
-next unit reduces.
+gathered into one buffer and copied out of it, each into memory of its own; forward the buffer lives until the next unit
+has gathered, backward the next unit is gathered while one computes. Gradients are copied into a buffer of the reduce
+dtype that lives until the next unit reduces. Buffers to gather into and reduced gradients are taken on streams of their
+own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from trainwright.estimate.closed.tape import FP32, Storage, Tape, Weight
 
 COMMUNICATION = "communication"
 GATHERED = "gathered weights"
+GATHERING, REDUCING = 1, 2
+"""Streams: `all_gather_copy_in_stream` and `reduce_scatter_stream`."""
 
 
 class Unit:
@@ -27,11 +30,11 @@ class Unit:
         self.trained = [weight for weight in unique if weight.trained]
         own = [_rows_of_rank(weight, ranks) for weight in unique]
         self.shard_cast_bytes = policy * sum(own) if policy is not None else 0
-        self.gathered_bytes = ranks * sum(n * (policy or w.dtype) for n, w in zip(own, unique, strict=True))
+        self.pieces_bytes = [ranks * n * (policy or w.dtype) for n, w in zip(own, unique, strict=True)]
         self.gradient_shard = sum(_rows_of_rank(weight, ranks) for weight in self.trained)
         self.reshards = reshards
         self.buffer: Storage | None = None
-        self.whole: Storage | None = None
+        self.whole: list[Storage] | None = None
         self.reduced = False
 
 
@@ -94,7 +97,7 @@ class Sharding:
             weight.gradient = None
             if self.accumulated:
                 tape.given_back(complex(weight.elements * FP32), "gradients")
-        self.kept.append(Storage(tape, complex(unit.gradient_shard * FP32), "gradients"))
+        self.kept.append(Storage(tape, complex(unit.gradient_shard * FP32), "gradients", REDUCING))
 
     def finish_backward(self) -> None:
         """What no layer's input asked for, the root first; then the last buffer goes."""
@@ -105,9 +108,11 @@ class Sharding:
 
     def _gather(self, unit: Unit) -> None:
         tape = self.tape
-        cast = Storage(tape, complex(unit.shard_cast_bytes), COMMUNICATION) if unit.shard_cast_bytes else None
-        unit.buffer = Storage(tape, complex(unit.gathered_bytes), COMMUNICATION)
+        cast = None
+        if unit.shard_cast_bytes:
+            cast = Storage(tape, complex(unit.shard_cast_bytes), COMMUNICATION, GATHERING)
+        unit.buffer = Storage(tape, complex(sum(unit.pieces_bytes)), COMMUNICATION, GATHERING)
         del cast
 
     def _copy_out(self, unit: Unit) -> None:
-        unit.whole = Storage(self.tape, complex(unit.gathered_bytes), GATHERED)
+        unit.whole = [Storage(self.tape, complex(size), GATHERED) for size in unit.pieces_bytes]

@@ -139,20 +139,18 @@ def moment_bytes(shapes: Iterable[Shape], element: int, optimizer: str) -> int:
     return total
 
 
-def update_bytes(shapes: Sequence[Shape], element: int, optimizer: str) -> int:
+def update_pieces(shapes: Sequence[Shape], element: int, optimizer: str) -> list[int]:
     """Temporaries of the optimizer's step at their highest (torch/optim/adamw.py, transformers/optimization.py)."""
-    if not shapes:
-        return 0
+    matrices, others = [prod(s) for s in shapes if len(s) >= 2], [prod(s) for s in shapes if len(s) < 2]
     if optimizer == "adamw_foreach":
-        matrices = elements(s for s in shapes if len(s) >= 2)
-        return element * max(matrices, elements(s for s in shapes if len(s) < 2))
-    if optimizer not in ("adamw_loop", "adafactor"):
-        return 0
+        return [element * size for size in max(matrices, others, key=sum)]
+    if optimizer not in ("adamw_loop", "adafactor") or not shapes:
+        return []
     # One parameter after the other; what was made for the one before goes when its name is bound again.
-    in_order = [prod(s) for s in (*(s for s in shapes if len(s) >= 2), *(s for s in shapes if len(s) < 2))]
     wide = element if optimizer == "adamw_loop" else 4
     copied = 8 if optimizer == "adafactor" and element != 4 else 0  # weight and gradient in fp32
-    return max((2 * wide + copied) * size + wide * before for before, size in pairwise([0, *in_order]))
+    pairs = pairwise([0, *matrices, *others])
+    return max(([wide * before, copied * size, wide * size, wide * size] for before, size in pairs), key=sum)
 
 
 def rounding_bytes(sizes_bytes: Iterable[int]) -> int:

@@ -11,6 +11,7 @@ import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 Size = complex
@@ -26,10 +27,12 @@ class Storage:
 
     __slots__ = ("bytes", "key", "tape")
 
-    def __init__(self, tape: Tape, size: Size, part: str | None) -> None:
+    def __init__(self, tape: Tape, size: Size, part: str | None, stream: int = 0) -> None:
         self.tape, self.bytes = tape, size
         self.key = len(tape.parts)
         tape.parts.append(part or tape.default_part)
+        if stream:
+            tape.streams[self.key] = stream
         tape.events.append((self.key, size))
 
     def __del__(self) -> None:
@@ -139,13 +142,33 @@ class Kept:
         return kept
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The memory of one pass from its beginning to its end; sizes in bytes, `fixed + samples * each`.
+
+    `events`: key, size (negative where it is freed) and stream; 0 bytes where a thread first multiplies matrices.
+    `left`: what is there when it is over. `given_back`: keys of what was there before it began. Keys are below `keys`.
+    """
+
+    events: tuple[tuple[int, float, float, int], ...]
+    left: tuple[tuple[int, float, float], ...]
+    given_back: frozenset[int]
+    keys: int
+
+
 class Tape:
     """The memory of one micro-step as a list of events, cut into stretches by `mark`."""
 
     def __init__(self, half: int | None) -> None:
         self.events: list[tuple[int, Size]] = []
         self.parts: list[str] = []
+        self.streams: dict[int, int] = {}
+        """Of what was not taken on the default stream, 0: the caching allocator keeps streams apart."""
         self.marks: list[tuple[str, int]] = []
+        self.returned: set[int] = set()
+        """Keys of what was there before the step began and was given back."""
+        self.handles: dict[bool, int] = {}
+        """Key of the event at which the forward pass, and the backward pass (True), first multiplies matrices."""
         self.lasting: set[int] = set()
         """Keys of what one layer makes for all others; the last that needs it lets it go."""
         self.half = half
@@ -163,14 +186,33 @@ class Tape:
         """Begin a stretch."""
         self.marks.append((name, len(self.events)))
 
+    def recording(self) -> Recording:
+        """Return all that has happened so far; what holds memory may go afterwards."""
+        alive: dict[int, Size] = {}
+        events = []
+        for key, size in self.events:
+            events.append((key, size.real, size.imag, self.streams.get(key, 0)))
+            if alive.pop(key, None) is None and size and key not in self.returned:
+                alive[key] = size
+        left = tuple((key, size.real, size.imag) for key, size in alive.items())
+        return Recording(tuple(events), left, frozenset(self.returned), len(self.parts))
+
     def new(self, elements: Size, dtype: int, part: str | None = None) -> Tensor:
         """Allocate."""
         return Tensor(Storage(self, elements * dtype, part), elements, dtype)
 
     def given_back(self, size: Size, part: str) -> None:
         """Free what was there before the step began."""
+        self.returned.add(len(self.parts))
         self.parts.append(part)
         self.events.append((len(self.parts) - 1, -size))
+
+    def multiplies(self, *, backward: bool) -> None:
+        """A thread's first product opens a cuBLAS handle, whose workspace is counted elsewhere."""
+        if backward not in self.handles:
+            self.handles[backward] = len(self.parts)
+            self.parts.append("workspaces")
+            self.events.append((self.handles[backward], 0j))
 
     def passing(self, *sizes: Size, part: str = "kernel temporaries") -> None:
         """Take memory and give it back at once, together."""

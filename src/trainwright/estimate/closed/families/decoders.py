@@ -9,8 +9,8 @@ from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.families import alibi, gpt, llama
 from trainwright.estimate.closed.families.passing import (
+    Model,
     OneLayer,
-    Short,
     as_logits,
     begin,
     boundary,
@@ -32,13 +32,13 @@ class Way:
 
     layer: OneLayer
     norm: Callable[[Tape, Module, Tensor], Tensor]
-    embed: Callable[[Step, Short], Tensor]
+    embed: Callable[[Step, Model], Tensor]
     turned: float | None = None
     """Share of a head that rotary embeddings turn; None: there are none."""
     softcapped: bool = False
 
 
-def causal_loss(way: Way, step: Step, model: Short) -> Tensor:
+def causal_loss(way: Way, step: Step, model: Model) -> Tensor:
     """The loss of a decoder."""
     rows = SAMPLES * step.asked.length
     logits = causal_logits(way, step, model)
@@ -48,7 +48,7 @@ def causal_loss(way: Way, step: Step, model: Short) -> Tensor:
     return workers_loss(step, logits, rows, vocabulary, shifted=True)
 
 
-def causal_logits(way: Way, step: Step, model: Short) -> Tensor:
+def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
     """`LlamaForCausalLM.forward` and its like."""
     tape = step.tape
     begin(step, model)
@@ -72,7 +72,7 @@ def causal_logits(way: Way, step: Step, model: Short) -> Tensor:
     return end(step, model, logits)
 
 
-def words(step: Step, model: Short) -> Tensor:
+def words(step: Step, model: Model) -> Tensor:
     """Word embeddings, on which transformers demands a gradient with checkpointing, whatever is trained."""
     asked = step.asked
     table = next(iter(model.outside[0].modules.values()))
@@ -80,12 +80,12 @@ def words(step: Step, model: Short) -> Tensor:
     return demanded(step, embedded)
 
 
-def scaled_words(step: Step, model: Short) -> Tensor:
+def scaled_words(step: Step, model: Model) -> Tensor:
     """Gemma's, which are scaled."""
     return demanded(step, op.scale(step.tape, _table(step, model)))
 
 
-def words_and_places(step: Step, model: Short) -> Tensor:
+def words_and_places(step: Step, model: Model) -> Tensor:
     """GPT-2's: positions are embedded once for all samples; a dropout follows."""
     tape, asked = step.tape, step.asked
     places = list(model.outside[0].modules.values())[1]
@@ -94,7 +94,7 @@ def words_and_places(step: Step, model: Short) -> Tensor:
     return step.drop(op.add(tape, embedded, at), gpt.GPT2_DROPOUT)
 
 
-def opt_words(step: Step, model: Short) -> Tensor:
+def opt_words(step: Step, model: Model) -> Tensor:
     """OPT's: positions are embedded for each sample; OPT-350m widens the words first."""
     tape, asked = step.tape, step.asked
     table = dict(model.outside[0].modules)
@@ -106,13 +106,13 @@ def opt_words(step: Step, model: Short) -> Tensor:
     return op.add(tape, embedded, at)
 
 
-def normed_words(step: Step, model: Short) -> Tensor:
+def normed_words(step: Step, model: Model) -> Tensor:
     """BLOOM's, which are normalised."""
     norm = list(model.outside[0].modules.values())[1]
     return modules.layer_norm(step.tape, norm, words(step, model))
 
 
-def _table(step: Step, model: Short) -> Tensor:
+def _table(step: Step, model: Model) -> Tensor:
     asked = step.asked
     table = next(iter(model.outside[0].modules.values()))
     return modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)

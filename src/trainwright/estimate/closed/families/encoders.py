@@ -7,7 +7,7 @@ from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.attention import Shape
 from trainwright.estimate.closed.families.llama import attend, heads
 from trainwright.estimate.closed.families.passing import (
-    Short,
+    Model,
     as_logits,
     begin,
     boundary,
@@ -26,7 +26,7 @@ DROPOUT = 0.1
 """`hidden_dropout_prob` and `attention_probs_dropout_prob` of BERT."""
 
 
-def bert_loss(step: Step, model: Short) -> Tensor:
+def bert_loss(step: Step, model: Model) -> Tensor:
     """`BertForMaskedLM`."""
     tape, asked = step.tape, step.asked
     before, after = (list(layer.modules.values()) for layer in model.outside)
@@ -75,7 +75,7 @@ def _attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, path: s
     return step.linear(layer["attention.output.dense" if bert else "attention.o_proj"], out)
 
 
-def vit_loss(step: Step, model: Short) -> Tensor:
+def vit_loss(step: Step, model: Model) -> Tensor:
     """`ViTForImageClassification`; its logits are too few to count."""
     tape, asked = step.tape, step.asked
     before, after = (list(layer.modules.values()) for layer in model.outside)

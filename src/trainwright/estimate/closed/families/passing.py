@@ -21,7 +21,7 @@ OneLayer = Callable[[Step, Layer, Tensor, Shared], Tensor]
 
 @dataclass(slots=True)
 class Stage:
-    """A layer of the short model, and how many of the full one it stands for.
+    """A layer of the model that is passed, and how many of the real one it stands for.
 
     Layers of several kinds that alternate are one `group`; `stack` 0 is the encoder where there is one.
     """
@@ -34,8 +34,8 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Short:
-    """A model with one layer of each kind; `outside` is what stands before, between and after the layers.
+class Model:
+    """A model with all its layers, or one of each kind; `outside` is what stands before, between and after them.
 
     `aside` is what text never passes, such as a vision tower's embeddings. `root` is the unit of all but the layers.
     """
@@ -89,14 +89,14 @@ def _checkpointed(step: Step, one: Callable[[Tensor], Tensor], hidden: Tensor) -
     return (tape.checkpoint_reentrant if asked.checkpointing == "reentrant" else tape.checkpoint)(one, hidden)
 
 
-def begin(step: Step, model: Short) -> None:
+def begin(step: Step, model: Model) -> None:
     """The root's forward begins: what no layer holds is gathered."""
     step.tape.mark("embedding")
     if step.sharding is not None and model.root is not None:
         step.sharding.before_forward(model.root)
 
 
-def end(step: Step, model: Short, logits: Tensor) -> Tensor:
+def end(step: Step, model: Model, logits: Tensor) -> Tensor:
     """The root's forward is over."""
     sharding, root = step.sharding, model.root
     if sharding is None or root is None:
@@ -138,7 +138,7 @@ def as_logits(step: Step, logits: Tensor) -> Tensor:
     return logits
 
 
-def make_masks(step: Step, model: Short, dtype: int) -> Shared:
+def make_masks(step: Step, model: Model, dtype: int) -> Shared:
     """transformers' masking_utils.py: none where torch's own causal attention does, else one byte for each pair.
 
     The eager attention always needs one, of numbers in the dtype of the embeddings.

@@ -8,7 +8,7 @@ from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.attention import Shape
 from trainwright.estimate.closed.families.llama import heads
 from trainwright.estimate.closed.families.passing import (
-    Short,
+    Model,
     as_logits,
     begin,
     boundary,
@@ -25,7 +25,7 @@ from trainwright.estimate.closed.tape import FP32, HALF, Leaf, Tape, Tensor
 DROPOUT = 0.1
 
 
-def loss(step: Step, model: Short) -> Tensor:
+def loss(step: Step, model: Model) -> Tensor:
     """`T5ForConditionalGeneration` and the workers' loss on the response."""
     rows = SAMPLES * step.asked.target_length
     logits = _logits(step, model)
@@ -34,7 +34,7 @@ def loss(step: Step, model: Short) -> Tensor:
     return workers_loss(step, logits, rows, round(logits.elements.imag / rows.imag), shifted=False)
 
 
-def _logits(step: Step, model: Short) -> Tensor:
+def _logits(step: Step, model: Model) -> Tensor:
     tape, asked = step.tape, step.asked
     words, encoder_norm, _, after = (list(layer.modules.values()) for layer in model.outside)
     begin(step, model)

@@ -1,0 +1,171 @@
+"""What PyTorch's caching allocator makes of two steps of the whole model: the reserved memory of a layout.
+
+Allocated memory runs along a line from layer to layer, so a short model tells it (`course`). What the allocator holds
+besides depends on the order in which pieces of all sizes come and go. Here all layers pass, and every piece goes
+through the simulation of the allocator that the traced step uses as well. Of two steps, as the states of the optimizer
+come at the end of the first one, into what the micro-batches have left.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from trainwright.anatomy.quantized import BLOCK
+from trainwright.estimate.allocator import CachingAllocator
+from trainwright.estimate.closed.states import (
+    BYTES,
+    Held,
+    Parameters,
+    adapter_bytes,
+    moment_bytes,
+    sharded,
+    trained_bytes,
+    update_pieces,
+)
+from trainwright.estimate.closed.tape import FP32, Recording
+from trainwright.estimate.request import Request
+
+STEPS = 2
+HANDLES = 2
+"""Of cuBLAS: one in the thread that goes forward, one in autograd's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What a step consists of; `first` is a micro-batch before the last, None where there is none or it leaves no more
+    than is known of it."""
+
+    first: Recording | None
+    last: Recording
+    evaluation: Recording | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Peaks in bytes: of the steps, and when an evaluation pass has followed."""
+
+    step_bytes: int
+    evaluation_bytes: int | None
+
+
+def replay(request: Request, found: Parameters, there: Held, passes: Passes, inputs_bytes: int) -> Reserved:
+    """Play the steps, and an evaluation pass where there is one; `inputs_bytes` are those of a sample."""
+    gpu = _Gpu(there.static["workspaces"] // HANDLES, expandable_segments=request.expandable_segments)
+    local = sharded(found, request.world_size) if request.strategy == "fsdp2" else found
+    by_torch = not request.strategy.startswith("zero")
+    samples = request.micro_batch_size
+    for part, size in there.static.items():
+        if part not in ("rounding", "workspaces") and not (part == "optimizer" and by_torch):
+            gpu.take(_pieces(part, size, local, request))
+    for step in range(STEPS):
+        passing = gpu.take([samples * inputs_bytes])
+        for part, size in there.passing.items():
+            if part == "gradients":
+                if passes.first is None:
+                    gpu.carry(_carried(size, found, request))
+            else:
+                passing += gpu.take([size])
+        if passes.first is not None:
+            gpu.play(passes.first, samples)
+        gpu.play(passes.last, samples)
+        gpu.give_back(passing)
+        gpu.give_back(gpu.take(_of_update(local, there, request)))
+        if step == 0 and by_torch:
+            element = trained_bytes(request)
+            halves = [moment_bytes([shape], element, request.optimizer) // 2 for shape in local.trained]
+            gpu.take([half for half in halves for _ in range(2)])
+        gpu.clear_gradients()
+    step_bytes = gpu.allocator.peak_reserved_bytes
+    if passes.evaluation is None or request.evaluation_batch_size is None:
+        return Reserved(step_bytes, None)
+    gpu.take([request.evaluation_batch_size * inputs_bytes])
+    gpu.play(passes.evaluation, request.evaluation_batch_size)
+    return Reserved(step_bytes, gpu.allocator.peak_reserved_bytes)
+
+
+class _Gpu:
+    """An allocator, the gradients that outlive a micro-batch, and the workspaces of handles that are yet to open."""
+
+    def __init__(self, workspace_bytes: int, *, expandable_segments: bool) -> None:
+        self.allocator = CachingAllocator(expandable_segments=expandable_segments)
+        self._workspaces = [workspace_bytes] * HANDLES
+        self._names = 0
+        self._gradients: dict[int, list[int]] = defaultdict(list)
+        """Their names by size."""
+
+    def take(self, sizes_bytes: Iterable[int]) -> list[int]:
+        """Take pieces; return their names."""
+        names = []
+        for size in sizes_bytes:
+            self.allocator.allocate(self._names, size)
+            names.append(self._names)
+            self._names += 1
+        return names
+
+    def give_back(self, names: Iterable[int]) -> None:
+        """Free pieces."""
+        for name in names:
+            self.allocator.free(name)
+
+    def carry(self, sizes_bytes: Sequence[int]) -> None:
+        """Take gradients."""
+        for name, size in zip(self.take(sizes_bytes), sizes_bytes, strict=True):
+            self._gradients[size].append(name)
+
+    def clear_gradients(self) -> None:
+        """Free all gradients."""
+        for names in self._gradients.values():
+            self.give_back(names)
+        self._gradients.clear()
+
+    def play(self, recording: Recording, samples: int) -> None:
+        """Let a recorded pass happen; what it leaves are gradients."""
+        allocate, free, first = self.allocator.allocate, self.allocator.free, self._names
+        for key, fixed, each, stream in recording.events:
+            size = round(fixed + samples * each)
+            if size > 0:
+                allocate(first + key, size, stream)
+            elif key in recording.given_back:
+                free(self._gradients[-size].pop())
+            elif size < 0:
+                free(first + key)
+            elif self._workspaces:
+                allocate(first + key, self._workspaces.pop())
+        for key, fixed, each in recording.left:
+            self._gradients[round(fixed + samples * each)].append(first + key)
+        self._names += recording.keys
+
+
+def _pieces(part: str, total: int, found: Parameters, request: Request) -> list[int]:
+    """Cut a part of what is there all the time into tensors; what is left over is one piece."""
+    if request.strategy.startswith("zero"):
+        return [total]  # DeepSpeed lays tensors flat
+    pieces: list[int] = []
+    if part == "adapters":
+        pieces = [adapter_bytes(request) * prod(shape) for shape in found.trained]
+    elif part == "weights":
+        full = request.method.type == "full"
+        element = FP32 if not full and request.method.upcast_frozen != "none" else BYTES[request.base_dtype]
+        shapes = (*found.trained, *found.frozen) if full else found.frozen
+        pieces = [element * prod(shape) for shape in shapes]
+        for numbers in found.packed:
+            pieces += [-(-(numbers // 2) // found.ranks), -(-numbers // BLOCK)]
+    return [*pieces, total - sum(pieces)]
+
+
+def _carried(total: int, found: Parameters, request: Request) -> list[int]:
+    """Gradients of earlier micro-batches: FSDP2's are whole, ZeRO-1's too."""
+    if request.strategy not in ("fsdp2", "zero1"):
+        return [total]
+    element = FP32 if request.strategy == "fsdp2" else BYTES[request.precision]
+    return [element * prod(shape) for shape in found.trained]
+
+
+def _of_update(found: Parameters, there: Held, request: Request) -> list[int]:
+    """What the optimizer's step takes; of ours the gradients are there already."""
+    if request.strategy.startswith("zero"):
+        return list(there.update.values())
+    return update_pieces(found.trained, trained_bytes(request), request.optimizer)
