@@ -82,9 +82,10 @@ class Calibration:
         errors = self._memory[kind]
         if not errors.basis.runs:
             return memory, errors.basis
-        growth = math.exp(errors.growth)
+        growth, reserved_growth = math.exp(errors.growth), math.exp(errors.growth + errors.fragmentation)
         allocated = round(memory.allocated_bytes * growth)
-        reserved = max(allocated, round(memory.reserved_bytes * math.exp(errors.growth + errors.fragmentation)))
+        reserved = max(allocated, round(memory.reserved_bytes * reserved_growth))
+        evaluation, evaluation_reserved = memory.evaluation_bytes, memory.evaluation_reserved_bytes
         outside_before = memory.device_bytes - memory.reserved_bytes
         outside = max(0, outside_before + errors.outside_bytes)
         corrected = dataclasses.replace(
@@ -94,7 +95,10 @@ class Calibration:
             device_bytes=reserved + outside,
             parts_bytes=_with_calibration(memory.parts_bytes, allocated - memory.allocated_bytes),
             outside_bytes=_with_calibration(memory.outside_bytes, outside - outside_before),
-            evaluation_bytes=None if memory.evaluation_bytes is None else round(memory.evaluation_bytes * growth),
+            evaluation_bytes=None if evaluation is None else round(evaluation * growth),
+            evaluation_reserved_bytes=(
+                None if evaluation_reserved is None else round(evaluation_reserved * reserved_growth)
+            ),
         )
         return corrected, errors.basis
 

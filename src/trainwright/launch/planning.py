@@ -15,9 +15,9 @@ from trainwright.hardware.local import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.confirmed import Tracing
 from trainwright.plan.estimates import Amount
 from trainwright.plan.search import GOALS
-from trainwright.plan.traced import Tracing
 from trainwright.plan.tuned import stored_answers
 
 

@@ -35,11 +35,11 @@ from trainwright.launch.planning import samples_in
 from trainwright.launch.showing import tell
 from trainwright.launch.supervision import StartRanks, StopAsked, run_attempts, start_here
 from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.confirmed import IN_DOUBT, Tracing
 from trainwright.plan.estimates import Amount
 from trainwright.plan.layout import Layout
 from trainwright.plan.options import lacking
 from trainwright.plan.requirements import require_runnable
-from trainwright.plan.traced import IN_DOUBT, Tracing
 from trainwright.plan.tuned import stored_answers
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock

@@ -16,6 +16,7 @@ from trainwright.hardware.reading import GIB
 from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
 from trainwright.job.schema import Job
 from trainwright.plan.by_rule import layout_by_rule
+from trainwright.plan.confirmed import Tracing, confirmed, told
 from trainwright.plan.estimates import Amount, Estimate
 from trainwright.plan.layout import Layout
 from trainwright.plan.model import NoEstimate, model_of, what_stays_unpacked
@@ -30,7 +31,6 @@ from trainwright.plan.requirements import (
     require_optimizer_fits,
 )
 from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
-from trainwright.plan.traced import Tracing, told, traced
 from trainwright.plan.tuned import Tuned, answer_for, setting_of
 
 NOT_KNOWN_AMOUNT = Amount()
@@ -192,10 +192,10 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
             f"{len(devices)} GPUs",
             hints=[f"choose {job.train.global_batch_size} GPUs or fewer", "or raise train.global_batch_size"],
         )
+    ranked = confirmed(
+        question, ranked, lambda candidates: _taken(candidates, devices, wish), wish.goal, wish.tracing, wish.keep
+    )
     best = _taken(ranked, devices, wish)
-    if wish.tracing is not None and best.layout != wish.keep:
-        ranked = traced(ranked, lambda candidates: _taken(candidates, devices, wish), wish.goal, wish.tracing)
-        best = _taken(ranked, devices, wish)
     if best.why_not is not None and wish.must_fit:
         raise _nothing_fits(question, sets, wish.goal, ranked)
     precision = weakest_precision(job, best.devices)

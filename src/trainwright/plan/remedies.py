@@ -14,6 +14,7 @@ from trainwright.hardware.inventory import Device, parse_inventory
 from trainwright.hardware.reading import GIB
 from trainwright.job.schema import Job
 from trainwright.plan.capacity import capacity_of
+from trainwright.plan.confirmed import confirmed
 from trainwright.plan.search import Candidate, Goal, Question, search
 
 SHORTEST_LENGTH = 128
@@ -140,9 +141,10 @@ def _larger_cards(than_bytes: int) -> list[tuple[str, int]]:
 
 def _fits(question: Question, device_sets: DeviceSets, goal: Goal) -> Candidate | None:
     try:
-        best = next(iter(search(question, device_sets, goal)), None)
+        found = search(question, device_sets, goal)
     except UserError:  # the change contradicts something else in the job
         return None
+    best = confirmed(question, found, lambda candidates: candidates[0], goal)[0] if found else None
     return best if best is not None and best.why_not is None else None
 
 

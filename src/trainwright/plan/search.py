@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trainwright.anatomy import Anatomy
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.closed import memory
+from trainwright.estimate.figures import Memory
 from trainwright.estimate.host import host_memory
 from trainwright.estimate.measured_runs import Kind, gpu_model, kind_of
 from trainwright.estimate.request import Request
+from trainwright.hardware.catalog import Gpu
 from trainwright.hardware.inventory import Device, Host
 from trainwright.hardware.local import cuda_environment
 from trainwright.hardware.precision import PrecisionChoice, choose_precision
 from trainwright.job.schema import Job
 from trainwright.plan.balance import shares_by_speed
 from trainwright.plan.estimates import (
+    MARGIN,
     Amount,
     Cards,
     Estimate,
@@ -40,6 +44,9 @@ EVAL_FACTOR = 3
 """Evaluation keeps no gradients, so it takes three times the micro-batch where that fits (S2-22)."""
 BATCHES_TIMED = 3
 """Of the micro-batches that fit, the largest ones whose time is compared."""
+DOUBT = 0.25
+"""What the quick estimate says of reserved memory may be too high by as much; by 17 % was the most that was seen
+(benchmarks/closed_form.py), and a replay is the judge."""
 SAME_TIME = 0.03
 """Times this near each other count as equal: estimates are not finer."""
 
@@ -48,7 +55,8 @@ SAME_TIME = 0.03
 class Candidate:
     """A layout on certain devices with its estimate; `why_not` says why it cannot be taken.
 
-    `trace` says what became of tracing its step: None where nobody asked.
+    `doubt` is what the quick estimate has against it, where that may be wrong: it counts as one that fits until it has
+    been `confirmed`, by a replay of its step. `trace` says what became of tracing the step: None where nobody asked.
     """
 
     layout: Layout
@@ -57,7 +65,35 @@ class Candidate:
     kind: Kind
     estimate: Estimate
     why_not: str | None = None
+    doubt: str | None = None
+    confirmed: bool = False
     trace: str | None = None
+
+
+Measure = Callable[[Anatomy, Request, Gpu | None], Memory]
+"""How memory is estimated: quickly, or by a replay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to share the work on certain devices, whatever the micro-batch."""
+
+    devices: tuple[Device, ...]
+    cards: Cards
+    kind: Kind
+    layout: Layout
+    request: Request
+
+    @staticmethod
+    def of(candidate: Candidate) -> Way:
+        """That of a candidate."""
+        return Way(
+            devices=candidate.devices,
+            cards=Cards.of(candidate.devices),
+            kind=candidate.kind,
+            layout=candidate.layout,
+            request=candidate.request,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,21 +168,25 @@ def visible_devices(devices: Sequence[Device]) -> str | None:
 
 
 def _batches(question: Question, devices: tuple[Device, ...], base: Layout, sizes: list[Batch]) -> Iterator[Candidate]:
-    """Time the largest micro-batches that fit; where none does, say what the smallest would need."""
-    request = request_of(question.job, question.model, base, devices)
-    cards = Cards.of(devices)
-    kind = kind_of(
-        (gpu_model(device) for device in devices),
-        strategy=base.strategy,
-        method=question.job.method.type,
-        precision=base.precision,
+    """Time the largest micro-batches that fit, and one that might; where none does, say what the smallest needs."""
+    way = Way(
+        devices=devices,
+        cards=Cards.of(devices),
+        kind=kind_of(
+            (gpu_model(device) for device in devices),
+            strategy=base.strategy,
+            method=question.job.method.type,
+            precision=base.precision,
+        ),
+        layout=base,
+        request=request_of(question.job, question.model, base, devices),
     )
     low, high = 0, len(sizes)
     tried: dict[int, Candidate] = {}
 
     def at(index: int) -> Candidate:
         if index not in tried:
-            tried[index] = _candidate(question, devices, cards, kind, base, request, sizes[index])
+            tried[index] = estimated(question, way, sizes[index])
         return tried[index]
 
     while low < high:
@@ -155,42 +195,45 @@ def _batches(question: Question, devices: tuple[Device, ...], base: Layout, size
             high = middle
         else:
             low = middle + 1
-    if low == len(sizes):
-        yield at(len(sizes) - 1)
-        return
+    if low > 0:
+        too_big = at(low - 1)
+        if _in_doubt(too_big):
+            yield _timed(question, dataclasses.replace(too_big, why_not=None, doubt=too_big.why_not))
+        elif low == len(sizes):
+            yield too_big
     for index in range(low, min(low + BATCHES_TIMED, len(sizes))):
         yield _timed(question, at(index))
 
 
-def _candidate(
-    question: Question,
-    devices: tuple[Device, ...],
-    cards: Cards,
-    kind: Kind,
-    base: Layout,
-    request: Request,
-    size: Batch,
-) -> Candidate:
+def _in_doubt(too_big: Candidate) -> bool:
+    """Whether it may fit on the GPU after all: only a host that is too small is certain."""
+    share = too_big.estimate.used_share
+    return too_big.estimate.host is None and share is not None and share <= (1 - MARGIN) * (1 + DOUBT)
+
+
+def estimated(question: Question, way: Way, size: Batch, measure: Measure = memory) -> Candidate:
+    """Return the candidate with this micro-batch and the largest evaluation batch that fits beside it, not timed."""
     job = question.job
     micro, accumulation = size.micro_batch_size, size.gradient_accumulation_steps
     found: Candidate | None = None
     for factor in range(EVAL_FACTOR, 0, -1):
         evaluation = _eval_batch(job, micro, factor)
         layout = dataclasses.replace(
-            base,
+            way.layout,
             micro_batch_size=micro,
             gradient_accumulation_steps=accumulation,
             eval_batch_size=evaluation,
         )
+        evaluates = way.request.evaluation_batch_size is not None
         asked = dataclasses.replace(
-            request,
+            way.request,
             micro_batch_size=micro,
             gradient_accumulation_steps=accumulation,
-            evaluation_batch_size=None if request.evaluation_batch_size is None else evaluation,
+            evaluation_batch_size=evaluation if evaluates else None,
         )
-        found = _with_memory(question, devices, cards, kind, layout, asked)
+        found = _with_memory(question, dataclasses.replace(way, layout=layout, request=asked), measure)
         evaluation_is_too_big = (
-            found.why_not and why_too_big(found.estimate.memory.device_bytes, cards.capacity) is None
+            found.why_not and why_too_big(found.estimate.memory.device_bytes, way.cards.capacity) is None
         )
         if not evaluation_is_too_big or job.eval.batch_size != "auto":
             break
@@ -198,19 +241,19 @@ def _candidate(
     return found
 
 
-def _with_memory(
-    question: Question, devices: tuple[Device, ...], cards: Cards, kind: Kind, layout: Layout, request: Request
-) -> Candidate:
-    anatomy = question.model.anatomy
-    first = memory(anatomy, request, cards.tightest)
-    step, basis = question.calibration.memory(first, kind)
+def _with_memory(question: Question, way: Way, measure: Measure) -> Candidate:
+    anatomy, cards, request = question.model.anatomy, way.cards, way.request
+    first = measure(anatomy, request, cards.tightest)
+    step, basis = question.calibration.memory(first, way.kind)
     estimate = Estimate(memory=step, memory_basis=basis, first_memory=first, capacity=cards.capacity, host=None)
     why_not = why_too_big(estimate.peak_bytes, cards.capacity)
     if why_not is None:
         host = host_memory(anatomy, request, cards.ranks_on_node, step=step, merge=question.job.method.merge)
         estimate = dataclasses.replace(estimate, host=host)
         why_not = why_too_big_for_host(question.job, host, question.host)
-    return Candidate(layout=layout, devices=devices, request=request, kind=kind, estimate=estimate, why_not=why_not)
+    return Candidate(
+        layout=way.layout, devices=way.devices, request=request, kind=way.kind, estimate=estimate, why_not=why_not
+    )
 
 
 def _timed(question: Question, candidate: Candidate) -> Candidate:
@@ -247,10 +290,10 @@ def _balanced(question: Question, candidate: Candidate) -> Candidate:
     shares = shares_by_speed(anatomy, timed, candidate.devices, equal, layout.global_batch_size, fits)
     if shares is None or given[1] not in ("auto", shares.gradient_accumulation_steps):
         return candidate
-    pairs = set(zip(candidate.devices, shares.rank_micro_batch_sizes, strict=True))
-    fullest = max((on(device, micro) for device, micro in pairs), key=lambda estimate: estimate.used_share or 0.0)
     estimate = with_step_time(
-        dataclasses.replace(fullest, host=candidate.estimate.host, equal_parts=equal),
+        dataclasses.replace(
+            fullest(question, candidate, shares.rank_micro_batch_sizes), host=candidate.estimate.host, equal_parts=equal
+        ),
         shares.step,
         job,
         anatomy,
@@ -278,11 +321,23 @@ def _may_balance(job: Job) -> bool:
     return job.resources.balance == "auto" and job.script is None
 
 
-def _memory_on(question: Question, candidate: Candidate, device: Device, micro: int) -> Estimate:
+def fullest(
+    question: Question, candidate: Candidate, rank_micro_batch_sizes: Sequence[int], measure: Measure = memory
+) -> Estimate:
+    """Return the memory of the rank that has the least room left, where each has a micro-batch of its own."""
+    pairs = dict.fromkeys(zip(candidate.devices, rank_micro_batch_sizes, strict=True))
+    estimates = {pair: _memory_on(question, candidate, *pair) for pair in pairs}
+    tightest = max(pairs, key=lambda pair: estimates[pair].used_share or 0.0)
+    return estimates[tightest] if measure is memory else _memory_on(question, candidate, *tightest, measure)
+
+
+def _memory_on(
+    question: Question, candidate: Candidate, device: Device, micro: int, measure: Measure = memory
+) -> Estimate:
     """Return the memory of a rank on one GPU with a micro-batch of its own."""
     card = Cards.of((device,))
     request = dataclasses.replace(candidate.request, micro_batch_size=micro)
-    first = memory(question.model.anatomy, request, card.tightest)
+    first = measure(question.model.anatomy, request, card.tightest)
     step, basis = question.calibration.memory(first, candidate.kind)
     return Estimate(memory=step, memory_basis=basis, first_memory=first, capacity=card.capacity, host=None)
 

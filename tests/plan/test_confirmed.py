@@ -23,7 +23,7 @@ from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.launch.running import plan_on
 from trainwright.plan.choose import Plan, Wish, choose
-from trainwright.plan.traced import Tracing
+from trainwright.plan.confirmed import Tracing
 
 SMALL = {
     "model_type": "llama",
