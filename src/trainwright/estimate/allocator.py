@@ -93,16 +93,22 @@ class CachingAllocator:
         if size_bytes == 0:
             return
         assert key not in self._live, key
-        size = max(MIN_BLOCK_BYTES, _round_up(size_bytes, MIN_BLOCK_BYTES))
-        pool = self._pools.setdefault((size <= SMALL_REQUEST_BYTES, stream), _Pool(size <= SMALL_REQUEST_BYTES))
+        size = -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        kind = size <= SMALL_REQUEST_BYTES, stream
+        pool = self._pools.get(kind)
+        if pool is None:
+            pool = self._pools[kind] = _Pool(kind[0])
         block = self._best_fit(pool, size) or self._from_device(pool, size)
-        self._split(block, size)
+        if block.size != size:
+            self._split(block, size)
         block.used = True
         self._live[key] = (block, size_bytes)
         self.allocated_bytes += block.size
         self.requested_bytes += size_bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        if self.requested_bytes > self.peak_requested_bytes:
+            self.peak_requested_bytes = self.requested_bytes
 
     def free(self, key: int, *, held: bool = False) -> None:
         """Give back what is kept under a name; 0-byte allocations are unknown and ignored.
@@ -115,16 +121,16 @@ class CachingAllocator:
         block, size_bytes = kept
         self.allocated_bytes -= block.size
         self.requested_bytes -= size_bytes
-        self._held[key] = block
-        if not held:
-            self.let_go(key)
+        if held:
+            self._held[key] = block
+        else:
+            self._release(block)
 
     def let_go(self, key: int) -> None:
         """Let memory be taken again that was freed while other streams used it; names not held are ignored."""
         block = self._held.pop(key, None)
         if block is not None:
-            block.used = False
-            self._store(self._merged(block))
+            self._release(block)
 
     def release_cached(self) -> None:
         """Give back to the device every segment, or page of an expandable segment, in which nothing is used.
@@ -143,6 +149,10 @@ class CachingAllocator:
                     del self._blocks[start]
                     self._addresses.give_back(start)
                     self.reserved_bytes -= size
+
+    def _release(self, block: _Block) -> None:
+        block.used = False
+        self._store(self._merged(block))
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
         index = bisect_left(pool.free, (size, 0))

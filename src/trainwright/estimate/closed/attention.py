@@ -74,7 +74,7 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     sums = tape.new(shape.samples * (shape.heads * rows), FP32)
     if not tape.needs_gradient(q, k, v):
         return op.copy(tape, out) if q.headed and kernel in ("flash", "cudnn") else out
-    kept = tape.keep(q, k, v, out, sums, bias)
+    kept = tape.keep(bias, k, q, v, sums, out)
     sizes = [q.elements, k.elements, v.elements]
     inputs = [q, k, v]
     if bias is not None and learned:
@@ -87,8 +87,8 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     def backward(g: Tensor) -> tuple[Tensor | None, ...]:
         held = kept.unpack()
         results = [tape.new(n, dtype) for n in sizes]
-        inner = [tape.new(n, 1, "kernel temporaries") for n in _backward_temporaries(kernel, shape, dtype)]
-        del inner, held
+        tape.passing(*_backward_temporaries(kernel, shape, dtype))
+        del held
         return tuple(r if w else None for r, w in zip(results, wanted, strict=True))
 
     out = tape.link(out, inputs, backward)

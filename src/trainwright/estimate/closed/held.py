@@ -14,7 +14,7 @@ from trainwright.estimate.closed.states import (
     Parameters,
     buffer_bytes,
     elements,
-    moment_bytes,
+    moment_pieces,
     rounding_bytes,
     sharded,
     trained_bytes,
@@ -24,8 +24,6 @@ from trainwright.estimate.closed.states import (
 from trainwright.estimate.request import Request
 
 MIB = 1 << 20
-STEP_COUNTER = 4
-"""torch's fused AdamW counts its steps on the GPU, a number for each parameter."""
 
 
 def held(anatomy: Anatomy, request: Request, found: Parameters) -> Held:
@@ -49,7 +47,8 @@ def _held_by_torch(anatomy: Anatomy, request: Request, whole: Parameters) -> Hel
     found = sharded(whole, request.world_size) if request.strategy == "fsdp2" else whole
     static = weight_bytes(found, request)
     static["weights"] += buffer_bytes(anatomy)
-    static["optimizer"] = moment_bytes(found.trained, element, request.optimizer)
+    moments = moment_pieces(found.trained, element, request.optimizer)
+    static["optimizer"] = sum(moments)
     gradients = element * elements(found.trained)
     update = {"gradients": gradients, "temporaries": sum(update_pieces(found.trained, element, request.optimizer))}
     passing = {}
@@ -62,10 +61,8 @@ def _held_by_torch(anatomy: Anatomy, request: Request, whole: Parameters) -> Hel
         carried = 4 if request.strategy == "fsdp2" else element
         passing["gradients"] = carried * elements(whole.trained)
     own = [element * prod(shape) for shape in found.trained]
-    counters = [STEP_COUNTER] * len(own) if request.optimizer == "adamw" else []
-    moments = 2 * own if request.optimizer in ("adamw", "adamw_foreach", "adamw_loop") else []
     base = [BYTES[request.base_dtype] * prod(shape) for shape in found.frozen]
-    static["rounding"] = rounding_bytes([*base, *own, *moments, *counters])
+    static["rounding"] = rounding_bytes([*base, *own, *moments])
     if "gradients" in update:
         update["rounding"] = rounding_bytes(own)
     return Held(static, passing, update)

@@ -85,8 +85,8 @@ class Layouts:
         there = self._held_by(request, found)
         asked = asked_of(self.anatomy, request, there)
         first = None
-        if asked.accumulating and request.strategy in ("single", "ddp"):
-            first = self._recording(replace(asked, strategy="single", accumulating=False), found)
+        if asked.accumulating and request.strategy in ("single", "ddp", "fsdp2"):
+            first = self._recording(replace(asked, accumulating=False, synchronizes=False), found)
         evaluation = None
         if request.evaluation_batch_size is not None:
             evaluation = self._recording(_evaluating(asked), found)

@@ -63,7 +63,7 @@ def _passed(asked: Asked, model: Model) -> Step:
             tape, asked.strategy, BYTES[asked.precision], asked.kept_bytes, accumulating=asked.accumulating
         )
         tape.accumulate = buckets.take
-    elif asked.strategy == "ddp" and asked.recipe == "trainwright":
+    elif asked.strategy == "ddp" and asked.recipe == "trainwright" and asked.synchronizes:
         tape.accumulate = hand_over_gradient if asked.accumulating else leave_gradient
     elif asked.accumulating:
         tape.accumulate = leave_gradient
@@ -100,7 +100,7 @@ def _shard(tape: Tape, asked: Asked, model: Model) -> Sharding:
         stage.unit = Unit(stage.layer.parameters(), asked.ranks, policy, reshards=asked.reshards)
     rest = [weight for layer in (*model.outside, *model.aside) for weight in layer.parameters()]
     model.root = Unit(rest, asked.ranks, policy, reshards=False)
-    return Sharding(tape, asked.ranks, accumulated=asked.accumulating)
+    return Sharding(tape, asked.ranks, accumulated=asked.accumulating, synchronizes=asked.synchronizes)
 
 
 def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Model:

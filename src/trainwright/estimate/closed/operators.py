@@ -209,16 +209,18 @@ def mean(tape: Tape, x: Tensor, rows: Size) -> Tensor:
 
 
 def product(tape: Tape, x: Tensor, weight: Tensor, rows: int, columns: int, bias: Tensor | None = None) -> Tensor:
-    """`linear`: x of (tokens, columns) with a weight of (rows, columns)."""
-    x, weight = lower(tape, x), lower(tape, weight)
+    """`linear`: x of (tokens, columns) with a weight of (rows, columns); autocast takes what is asked for last first."""
     bias = lower(tape, bias) if bias is not None else None
+    weight = lower(tape, weight)
+    x = lower(tape, x)
     tokens = x.elements / columns
     if not tape.needs_gradient(x, weight, bias):
         out = tape.new(tokens * rows, x.dtype)
         tape.multiplies(backward=False)
         return out
     for_x, for_weight = x.node is not None, weight.node is not None
-    kept = tape.keep(weight if for_x else None, x if for_weight else None)
+    first, second = weight if for_x else None, x if for_weight else None  # `mat2` and `self` of `mm`
+    kept = tape.keep(first, second) if bias is None else tape.keep(second, first)  # `mat1` and `mat2` of `addmm`
     out = tape.new(tokens * rows, x.dtype)
     tape.multiplies(backward=False)
     elements, size, dtype = x.elements, weight.elements, x.dtype
@@ -237,14 +239,15 @@ def product(tape: Tape, x: Tensor, weight: Tensor, rows: int, columns: int, bias
         if to_weight is not None:
             to_weight.view = True  # the product is made for the transposed weight
         del held
-        return to_x, to_weight, g
+        return to_x, to_weight, g if with_bias else None
 
     return tape.link(out, [x, weight, bias], backward)
 
 
 def multiply(tape: Tape, a: Tensor, b: Tensor, elements: Size) -> Tensor:
     """`matmul` of two activations, batch by batch."""
-    a, b = lower(tape, a), lower(tape, b)
+    b = lower(tape, b)
+    a = lower(tape, a)
     if not tape.needs_gradient(a, b):
         return tape.new(elements, a.dtype)
     for_a, for_b = a.node is not None, b.node is not None

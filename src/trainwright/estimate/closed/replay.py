@@ -20,12 +20,13 @@ from trainwright.estimate.closed.states import (
     Held,
     Parameters,
     adapter_bytes,
-    moment_bytes,
+    moment_pieces,
     sharded,
     trained_bytes,
     update_pieces,
 )
 from trainwright.estimate.closed.tape import FP32, Recording
+from trainwright.estimate.reductions import row_sum_bytes
 from trainwright.estimate.request import Request
 
 STEPS = 2
@@ -35,8 +36,7 @@ HANDLES = 2
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What a step consists of; `first` is a micro-batch before the last, None where there is none or it leaves no more
-    than is known of it."""
+    """What a step consists of; `first` is a micro-batch before the last, None where there is none, or none is known."""
 
     first: Recording | None
     last: Recording
@@ -53,7 +53,7 @@ class Reserved:
 
 def replay(request: Request, found: Parameters, there: Held, passes: Passes, inputs_bytes: int) -> Reserved:
     """Play the steps, and an evaluation pass where there is one; `inputs_bytes` are those of a sample."""
-    gpu = _Gpu(there.static["workspaces"] // HANDLES, expandable_segments=request.expandable_segments)
+    gpu = _Gpu(request, there.static["workspaces"] // HANDLES)
     local = sharded(found, request.world_size) if request.strategy == "fsdp2" else found
     by_torch = not request.strategy.startswith("zero")
     samples = request.micro_batch_size
@@ -74,9 +74,7 @@ def replay(request: Request, found: Parameters, there: Held, passes: Passes, inp
         gpu.give_back(passing)
         gpu.give_back(gpu.take(_of_update(local, there, request)))
         if step == 0 and by_torch:
-            element = trained_bytes(request)
-            halves = [moment_bytes([shape], element, request.optimizer) // 2 for shape in local.trained]
-            gpu.take([half for half in halves for _ in range(2)])
+            gpu.take(moment_pieces(local.trained, trained_bytes(request), request.optimizer))
         gpu.clear_gradients()
     step_bytes = gpu.allocator.peak_reserved_bytes
     if passes.evaluation is None or request.evaluation_batch_size is None:
@@ -89,8 +87,9 @@ def replay(request: Request, found: Parameters, there: Held, passes: Passes, inp
 class _Gpu:
     """An allocator, the gradients that outlive a micro-batch, and the workspaces of handles that are yet to open."""
 
-    def __init__(self, workspace_bytes: int, *, expandable_segments: bool) -> None:
-        self.allocator = CachingAllocator(expandable_segments=expandable_segments)
+    def __init__(self, request: Request, workspace_bytes: int) -> None:
+        self.allocator = CachingAllocator(expandable_segments=request.expandable_segments)
+        self._capability = request.compute_capability
         self._workspaces = [workspace_bytes] * HANDLES
         self._names = 0
         self._gradients: dict[int, list[int]] = defaultdict(list)
@@ -104,6 +103,10 @@ class _Gpu:
             names.append(self._names)
             self._names += 1
         return names
+
+    def pass_by(self, size_bytes: int) -> None:
+        """Take a piece and free it at once."""
+        self.give_back(self.take([size_bytes]))
 
     def give_back(self, names: Iterable[int]) -> None:
         """Free pieces."""
@@ -124,19 +127,23 @@ class _Gpu:
     def play(self, recording: Recording, samples: int) -> None:
         """Let a recorded pass happen; what it leaves are gradients."""
         allocate, free, first = self.allocator.allocate, self.allocator.free, self._names
-        for key, fixed, each, stream in recording.events:
-            size = round(fixed + samples * each)
+        self._names += recording.keys
+        streams, given_back = recording.streams, recording.given_back
+        for key, line in recording.events:
+            size = round(line.real + samples * line.imag)
             if size > 0:
-                allocate(first + key, size, stream)
-            elif key in recording.given_back:
+                allocate(first + key, size, streams.get(key, 0))
+            elif key in given_back:
                 free(self._gradients[-size].pop())
             elif size < 0:
                 free(first + key)
+            elif key in recording.sums:
+                rows, columns = recording.sums[key]
+                self.pass_by(row_sum_bytes(round(rows.real + samples * rows.imag), columns, self._capability))
             elif self._workspaces:
                 allocate(first + key, self._workspaces.pop())
-        for key, fixed, each in recording.left:
-            self._gradients[round(fixed + samples * each)].append(first + key)
-        self._names += recording.keys
+        for key, line in recording.left:
+            self._gradients[round(line.real + samples * line.imag)].append(first + key)
 
 
 def _pieces(part: str, total: int, found: Parameters, request: Request) -> list[int]:
@@ -157,11 +164,10 @@ def _pieces(part: str, total: int, found: Parameters, request: Request) -> list[
 
 
 def _carried(total: int, found: Parameters, request: Request) -> list[int]:
-    """Gradients of earlier micro-batches: FSDP2's are whole, ZeRO-1's too."""
-    if request.strategy not in ("fsdp2", "zero1"):
+    """Gradients of earlier micro-batches under ZeRO: ZeRO-1's are whole."""
+    if request.strategy != "zero1":
         return [total]
-    element = FP32 if request.strategy == "fsdp2" else BYTES[request.precision]
-    return [element * prod(shape) for shape in found.trained]
+    return [BYTES[request.precision] * prod(shape) for shape in found.trained]
 
 
 def _of_update(found: Parameters, there: Held, request: Request) -> list[int]:

@@ -9,6 +9,7 @@ own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from trainwright.estimate.closed.tape import FP32, Storage, Tape, Weight
@@ -34,7 +35,7 @@ class Unit:
         self.gradient_shard = sum(_rows_of_rank(weight, ranks) for weight in self.trained)
         self.reshards = reshards
         self.buffer: Storage | None = None
-        self.whole: list[Storage] | None = None
+        self.whole: deque[Storage] | None = None
         self.reduced = False
 
 
@@ -46,10 +47,12 @@ def _rows_of_rank(weight: Weight, ranks: int) -> int:
 class Sharding:
     """The order of gathering and reducing in one micro-step."""
 
-    def __init__(self, tape: Tape, ranks: int, *, accumulated: bool) -> None:
+    def __init__(self, tape: Tape, ranks: int, *, accumulated: bool, synchronizes: bool) -> None:
         self.tape, self.ranks = tape, ranks
         self.accumulated = accumulated
         """Whole gradients of earlier micro-batches are held in fp32 until this one reduces them."""
+        self.synchronizes = synchronizes
+        """The last micro-batch of a step; another one leaves its gradients whole, in fp32."""
         self.last_buffer: Storage | None = None
         self.reducing: Storage | None = None
         self.order: list[Unit] = []
@@ -64,7 +67,7 @@ class Sharding:
     def after_forward(self, unit: Unit) -> None:
         """Let the weights go."""
         if unit.reshards:
-            unit.whole = None
+            _reshard(unit)
         self.order.append(unit)
 
     def finish_forward(self) -> None:
@@ -87,7 +90,13 @@ class Sharding:
     def after_backward(self, unit: Unit) -> None:
         """Let the weights go; reduce the gradients."""
         unit.reduced = True
-        unit.whole = None
+        if self.accumulated:
+            for weight in unit.trained:
+                weight.gradient = None
+        _reshard(unit)
+        if not self.synchronizes:
+            self._keep_whole(unit)
+            return
         self.reducing = None
         if not unit.gradient_shard:
             return
@@ -98,6 +107,15 @@ class Sharding:
             if self.accumulated:
                 tape.given_back(complex(weight.elements * FP32), "gradients")
         self.kept.append(Storage(tape, complex(unit.gradient_shard * FP32), "gradients", REDUCING))
+
+    def _keep_whole(self, unit: Unit) -> None:
+        """`to_accumulated_grad_if_needed`."""
+        for weight in unit.trained:
+            gradient, weight.gradient = weight.gradient, None
+            if gradient is not None and weight.dtype != FP32:
+                gradient = Storage(self.tape, complex(weight.elements * FP32), "gradients")
+            if gradient is not None:
+                self.kept.append(gradient)
 
     def finish_backward(self) -> None:
         """What no layer's input asked for, the root first; then the last buffer goes."""
@@ -115,4 +133,11 @@ class Sharding:
         del cast
 
     def _copy_out(self, unit: Unit) -> None:
-        unit.whole = [Storage(self.tape, complex(size), GATHERED) for size in unit.pieces_bytes]
+        unit.whole = deque(Storage(self.tape, complex(size), GATHERED) for size in unit.pieces_bytes)
+
+
+def _reshard(unit: Unit) -> None:
+    """Let the weights go, the first one first."""
+    while unit.whole:
+        unit.whole.popleft()
+    unit.whole = None

@@ -24,6 +24,8 @@ SMALLEST_QUANTIZED = 4096
 MOMENT_BLOCK = 256
 """bitsandbytes/optim/optimizer.py: smaller parameters keep fp32 moments; a scale for each block of an 8-bit one."""
 
+STEP_COUNTER = 4
+
 Shape = tuple[int, ...]
 
 
@@ -124,19 +126,23 @@ def trained_bytes(request: Request) -> int:
     return BYTES[request.base_dtype] if request.method.type == "full" else adapter_bytes(request)
 
 
-def moment_bytes(shapes: Iterable[Shape], element: int, optimizer: str) -> int:
-    """Bytes of an optimizer's states over these parameters, with the counters that it keeps on the GPU."""
-    total = 0
-    for shape in shapes:
+def moment_pieces(shapes: Iterable[Shape], element: int, optimizer: str) -> list[int]:
+    """Bytes of each tensor of an optimizer's states over these parameters, in the order in which it makes them.
+
+    Matrices come first, as they decay and are a group of their own; torch's fused AdamW counts its steps on the GPU.
+    """
+    pieces: list[int] = []
+    for shape in sorted(shapes, key=lambda shape: len(shape) < 2):
         size = prod(shape)
         if optimizer == "adafactor":
-            total += 4 * ((prod(shape[:-1]) + prod(shape[:-2]) * shape[-1]) if len(shape) >= 2 else size)
+            of_rows, of_columns = 4 * prod(shape[:-1]), 4 * prod(shape[:-2]) * shape[-1]
+            pieces += [of_rows, of_columns] if len(shape) >= 2 else [4 * size]
         elif optimizer == "adamw_8bit":
             blocks = -(-size // MOMENT_BLOCK)
-            total += 2 * size + 2 * 4 * blocks if size >= SMALLEST_QUANTIZED else 8 * size
+            pieces += [size, size, 4 * blocks, 4 * blocks] if size >= SMALLEST_QUANTIZED else [4 * size] * 2
         else:
-            total += 2 * element * size + (4 if optimizer == "adamw" else 0)
-    return total
+            pieces += [STEP_COUNTER] * (optimizer == "adamw") + [element * size] * 2
+    return pieces
 
 
 def update_pieces(shapes: Sequence[Shape], element: int, optimizer: str) -> list[int]:

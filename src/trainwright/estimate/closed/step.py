@@ -56,6 +56,8 @@ class Asked:
     training: bool
     accumulating: bool
     """Gradients of an earlier micro-batch are there."""
+    synchronizes: bool = True
+    """FSDP2 and DDP exchange gradients, as they do in the last micro-batch of a step."""
     strategy: str
     ranks: int
     """That share the weights; 1 where the course does not depend on them."""
@@ -165,7 +167,7 @@ class Step:
         if wanted == "flash_attention_2":
             wanted, mask = "flash", None
             q, k, v = (op.to(tape, x, HALF) for x in (q, k, v))
-        q, k, v = (op.lower(tape, x) for x in (q, k, v))
+        v, k, q = (op.lower(tape, x) for x in (v, k, q))
         grouped = mask is None and shape.head <= 256
         dtype = q.dtype
         kernel = kernels.kernel_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -120,13 +120,17 @@ class Region:
 
 
 class Kept:
-    """What one node keeps for its backward pass; inside a region its place in the order of keeping."""
+    """What one node keeps for its backward pass; inside a region its place in the order of keeping.
+
+    Nodes let go of what they keep in the order in which they name it, and of what was computed again in the other
+    one: Python ends a tuple from behind, so that the first kind stands in it the other way round.
+    """
 
     __slots__ = ("place", "region", "storages")
 
     def __init__(self, storages: tuple[Storage | None, ...], region: Region | None) -> None:
         self.region = region
-        self.storages: Any = None if region is not None else storages
+        self.storages: Any = None if region is not None else storages[::-1]
         if region is not None:
             self.place = region.count
             region.count += 1
@@ -144,15 +148,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The memory of one pass from its beginning to its end; sizes in bytes, `fixed + samples * each`.
+    """The memory of one pass from its beginning to its end.
 
-    `events`: key, size (negative where it is freed) and stream; 0 bytes where a thread first multiplies matrices.
-    `left`: what is there when it is over. `given_back`: keys of what was there before it began. Keys are below `keys`.
+    `events`: key and size, negative where it is freed, 0 where rows are summed up (`sums`: their number and columns) or
+    a thread first multiplies matrices. `streams`: of keys that are not on the default one. `left`: what is there when it
+    is over. `given_back`: keys of what was there before it began. Keys are below `keys`.
     """
 
-    events: tuple[tuple[int, float, float, int], ...]
-    left: tuple[tuple[int, float, float], ...]
+    events: Sequence[tuple[int, Size]]
+    streams: Mapping[int, int]
+    left: Sequence[tuple[int, Size]]
     given_back: frozenset[int]
+    sums: Mapping[int, tuple[Size, int]]
     keys: int
 
 
@@ -169,6 +176,8 @@ class Tape:
         """Keys of what was there before the step began and was given back."""
         self.handles: dict[bool, int] = {}
         """Key of the event at which the forward pass, and the backward pass (True), first multiplies matrices."""
+        self.sums: dict[int, tuple[Size, int]] = {}
+        """By the key of their event: rows that are summed up, and their columns."""
         self.lasting: set[int] = set()
         """Keys of what one layer makes for all others; the last that needs it lets it go."""
         self.half = half
@@ -188,14 +197,10 @@ class Tape:
 
     def recording(self) -> Recording:
         """Return all that has happened so far; what holds memory may go afterwards."""
-        alive: dict[int, Size] = {}
-        events = []
-        for key, size in self.events:
-            events.append((key, size.real, size.imag, self.streams.get(key, 0)))
-            if alive.pop(key, None) is None and size and key not in self.returned:
-                alive[key] = size
-        left = tuple((key, size.real, size.imag) for key, size in alive.items())
-        return Recording(tuple(events), left, frozenset(self.returned), len(self.parts))
+        events = tuple(self.events)
+        gone = {key for key, size in events if size.real < 0 or size.imag < 0}
+        left = [event for event in events if event[1] and event[0] not in gone]
+        return Recording(events, dict(self.streams), left, frozenset(self.returned), dict(self.sums), len(self.parts))
 
     def new(self, elements: Size, dtype: int, part: str | None = None) -> Tensor:
         """Allocate."""
@@ -211,16 +216,20 @@ class Tape:
         """A thread's first product opens a cuBLAS handle, whose workspace is counted elsewhere."""
         if backward not in self.handles:
             self.handles[backward] = len(self.parts)
-            self.parts.append("workspaces")
-            self.events.append((self.handles[backward], 0j))
+            self._nothing("workspaces")
+
+    def _nothing(self, part: str) -> None:
+        """Record that something happens here that is no memory of the course's."""
+        self.events.append((len(self.parts), 0j))
+        self.parts.append(part)
 
     def passing(self, *sizes: Size, part: str = "kernel temporaries") -> None:
         """Take memory and give it back at once, together."""
-        held = [Storage(self, size, part) for size in sizes]
-        del held
+        end([Storage(self, size, part) for size in sizes])
 
     def keep(self, *tensors: Tensor | None) -> Kept:
-        """Keep the memory of tensors for the backward pass."""
+        """Keep the memory of tensors for the backward pass, in the order of torch/csrc/autograd/generated/Functions.h:
+        arguments by their names, then results by theirs."""
         storages = tuple(t.storage if t is not None else None for t in tensors)
         if self.refilling is not None:
             found = self.refilling.found
@@ -232,7 +241,11 @@ class Tape:
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
         """Whether an operator on these is part of the graph."""
-        return self.grad and any(t is not None and t.node is not None for t in tensors)
+        if self.grad:
+            for tensor in tensors:
+                if tensor is not None and tensor.node is not None:
+                    return True
+        return False
 
     def link(self, out: Tensor, inputs: Sequence[Tensor | None], backward: Callable[[Tensor], Any]) -> Tensor:
         """Make `out` the result of a node with these inputs."""
@@ -340,7 +353,11 @@ class Tape:
     def _validated(self, gradient: Tensor, elements: Size, dtype: int) -> Tensor:
         """`validate_outputs`: a gradient is summed to the shape and cast to the dtype of what it is for."""
         if gradient.elements != elements:
+            rows = gradient.elements / elements.real if not elements.imag and elements.real > 1 else 0j
             gradient = self.new(elements, gradient.dtype)
+            if rows:
+                self.sums[len(self.parts)] = rows, round(elements.real)
+                self._nothing("kernel temporaries")
         if gradient.dtype != dtype:
             gradient = self.new(elements, dtype)
         return gradient
@@ -355,6 +372,13 @@ class Tape:
         alone = sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2
         if not (alone and old.dense) or old.view:
             held[0] = self.new(old.elements, max(old.dtype, new.dtype))
+
+
+def end(storages: list[Storage]) -> None:
+    """Let go of them, the first one first."""
+    storages.reverse()
+    while storages:
+        storages.pop()
 
 
 class Leaf(Node):

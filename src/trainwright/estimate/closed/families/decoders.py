@@ -59,11 +59,11 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
         head = model.stages[0].layer.attentions[0].head_dim
         shared.rope = rotary(step, round(head * way.turned), embedded.dtype)
     hidden = through(step, model.stages, way.layer, embedded, shared)
-    del embedded, shared
     tape.mark("head")
     *norms, head_module = model.outside[-1].modules.values()
     for norm in norms:
         hidden = way.norm(tape, norm, hidden) if norm.rows == 1 else step.linear(norm, hidden)
+    del embedded, shared
     logits = as_logits(step, step.linear(head_module, hidden))
     if way.softcapped:
         logits = op.scale(tape, logits, part=LOGITS)
