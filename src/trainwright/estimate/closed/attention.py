@@ -82,7 +82,7 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
         inputs.append(bias)
     headed = q.headed and kernel in ("flash", "cudnn")
     wanted = [x.node is not None for x in inputs]
-    del bias, sums
+    del sums, bias
 
     def backward(g: Tensor) -> tuple[Tensor | None, ...]:
         held = kept.unpack()

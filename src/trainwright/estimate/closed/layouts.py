@@ -91,7 +91,7 @@ class Layouts:
         if request.evaluation_batch_size is not None:
             evaluation = self._recording(_evaluating(asked), found)
         passes = Passes(first, self._recording(asked, found), evaluation)
-        return replay(request, found, there, passes, self._inputs(request))
+        return replay(self.anatomy, request, found, there, passes, self._inputs(request))
 
     def _evaluation(self, request: Request, found: Parameters, there: Held) -> int | None:
         """The highest point of a pass without gradients."""

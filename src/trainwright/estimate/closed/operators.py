@@ -234,10 +234,13 @@ def product(tape: Tape, x: Tensor, weight: Tensor, rows: int, columns: int, bias
             to_weight = tape.new(size, dtype) if for_weight else None
         else:
             to_weight = tape.new(size, dtype) if for_weight else None
-            tape.multiplies(backward=True)
+            if for_weight:
+                tape.multiplies(backward=True)
             to_x = tape.new(elements, dtype) if for_x else None
-        if to_weight is not None:
-            to_weight.view = True  # the product is made for the transposed weight
+            tape.multiplies(backward=True)
+        for gradient in (to_x, to_weight):
+            if gradient is not None:
+                gradient.view = True  # products are made of rows, and for the transposed weight
         del held
         return to_x, to_weight, g if with_bias else None
 

@@ -9,11 +9,13 @@ come at the end of the first one, into what the micro-batches have left.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from trainwright.anatomy.quantized import BLOCK
+from trainwright.anatomy.parameters import path_of
+from trainwright.anatomy.parts import Anatomy, Weight
+from trainwright.anatomy.quantized import nf4_bytes
 from trainwright.estimate.allocator import CachingAllocator
 from trainwright.estimate.closed.states import (
     BYTES,
@@ -45,21 +47,22 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Peaks in bytes: of the steps, and when an evaluation pass has followed."""
+    """Peaks in bytes: allocated (in blocks) and reserved by the steps, and reserved when an evaluation has followed."""
 
+    allocated_bytes: int
     step_bytes: int
     evaluation_bytes: int | None
 
 
-def replay(request: Request, found: Parameters, there: Held, passes: Passes, inputs_bytes: int) -> Reserved:
+def replay(
+    anatomy: Anatomy, request: Request, found: Parameters, there: Held, passes: Passes, inputs_bytes: int
+) -> Reserved:
     """Play the steps, and an evaluation pass where there is one; `inputs_bytes` are those of a sample."""
     gpu = _Gpu(request, there.static["workspaces"] // HANDLES)
     local = sharded(found, request.world_size) if request.strategy == "fsdp2" else found
     by_torch = not request.strategy.startswith("zero")
     samples = request.micro_batch_size
-    for part, size in there.static.items():
-        if part not in ("rounding", "workspaces") and not (part == "optimizer" and by_torch):
-            gpu.take(_pieces(part, size, local, request))
+    gpu.take(_standing(anatomy, request, found, there))
     for step in range(STEPS):
         passing = gpu.take([samples * inputs_bytes])
         for part, size in there.passing.items():
@@ -76,12 +79,12 @@ def replay(request: Request, found: Parameters, there: Held, passes: Passes, inp
         if step == 0 and by_torch:
             gpu.take(moment_pieces(local.trained, trained_bytes(request), request.optimizer))
         gpu.clear_gradients()
-    step_bytes = gpu.allocator.peak_reserved_bytes
+    allocated_bytes, step_bytes = gpu.allocator.peak_allocated_bytes, gpu.allocator.peak_reserved_bytes
     if passes.evaluation is None or request.evaluation_batch_size is None:
-        return Reserved(step_bytes, None)
+        return Reserved(allocated_bytes, step_bytes, None)
     gpu.take([request.evaluation_batch_size * inputs_bytes])
     gpu.play(passes.evaluation, request.evaluation_batch_size)
-    return Reserved(step_bytes, gpu.allocator.peak_reserved_bytes)
+    return Reserved(allocated_bytes, step_bytes, gpu.allocator.peak_reserved_bytes)
 
 
 class _Gpu:
@@ -146,21 +149,53 @@ class _Gpu:
             self._gradients[round(line.real + samples * line.imag)].append(first + key)
 
 
-def _pieces(part: str, total: int, found: Parameters, request: Request) -> list[int]:
-    """Cut a part of what is there all the time into tensors; what is left over is one piece."""
+def _standing(anatomy: Anatomy, request: Request, found: Parameters, there: Held) -> list[int]:
+    """Cut what is there all the time into tensors: weights, adapters, DDP's buckets; all of ZeRO's."""
+    static = {part: size for part, size in there.static.items() if part not in ("rounding", "workspaces")}
     if request.strategy.startswith("zero"):
-        return [total]  # DeepSpeed lays tensors flat
-    pieces: list[int] = []
-    if part == "adapters":
-        pieces = [adapter_bytes(request) * prod(shape) for shape in found.trained]
-    elif part == "weights":
-        full = request.method.type == "full"
-        element = FP32 if not full and request.method.upcast_frozen != "none" else BYTES[request.base_dtype]
-        shapes = (*found.trained, *found.frozen) if full else found.frozen
-        pieces = [element * prod(shape) for shape in shapes]
-        for numbers in found.packed:
-            pieces += [-(-(numbers // 2) // found.ranks), -(-numbers // BLOCK)]
-    return [*pieces, total - sum(pieces)]
+        return list(static.values())  # DeepSpeed lays tensors flat
+    del static["optimizer"]
+    if request.strategy == "fsdp2":
+        pieces = list(_by_units(anatomy, request, found))
+    elif request.method.type == "full":
+        pieces = [BYTES[request.base_dtype] * prod(shape) for shape in (*found.trained, *found.frozen)]
+    else:
+        pieces = [_frozen_bytes(request) * prod(shape) for shape in found.frozen]
+        pieces += [size for numbers in found.packed for size in (numbers // 2, _scales_bytes(numbers))]
+        pieces += [adapter_bytes(request) * prod(shape) for shape in found.trained]
+    buckets = static.pop("gradients", 0)
+    return [*pieces, sum(static.values()) - sum(pieces), buckets]
+
+
+def _by_units(anatomy: Anatomy, request: Request, found: Parameters) -> Iterator[int]:
+    """FSDP2 cuts layer by layer, what is no layer's at last; the scales of packed weights stay as they were."""
+    ranks = request.world_size
+    full = request.method.type == "full"
+    base, adapter = BYTES[request.base_dtype] if full else _frozen_bytes(request), adapter_bytes(request)
+    yield from map(_scales_bytes, found.packed)
+    for segment in sorted(anatomy.segments, key=lambda segment: not segment.is_layer):
+        for weight in segment.operations:
+            if not isinstance(weight, Weight):
+                continue
+            path = path_of(segment, weight)
+            for name, shape in weight.parameters(segment.prefix):
+                if path in found.packed_paths and name.endswith("weight"):
+                    yield -(-(found.packed_paths[path] // 2) // ranks)
+                else:
+                    yield base * -(-shape[0] // ranks) * prod(shape[1:])
+            if path in found.adapted:
+                pair = found.adapted[path]
+                inner = pair.copies * pair.rank
+                yield adapter * -(-inner // ranks) * pair.columns
+                yield adapter * -(-pair.rows // ranks) * inner
+
+
+def _frozen_bytes(request: Request) -> int:
+    return FP32 if request.method.upcast_frozen != "none" else BYTES[request.base_dtype]
+
+
+def _scales_bytes(numbers: int) -> int:
+    return nf4_bytes(numbers) - -(-numbers // 2)
 
 
 def _carried(total: int, found: Parameters, request: Request) -> list[int]:

@@ -23,14 +23,15 @@ GATHERING, REDUCING = 1, 2
 class Unit:
     """Parameters that are gathered and reduced together; sizes in bytes.
 
-    `policy`: the dtype that they are gathered in, for which shards are copied first; None: their own.
+    `policy`: the dtype that they are gathered in, for which shards of another one are copied first; None: their own.
     """
 
     def __init__(self, weights: Iterable[Weight], ranks: int, policy: int | None, *, reshards: bool) -> None:
         unique = list({id(weight): weight for weight in weights}.values())
         self.trained = [weight for weight in unique if weight.trained]
         own = [_rows_of_rank(weight, ranks) for weight in unique]
-        self.shard_cast_bytes = policy * sum(own) if policy is not None else 0
+        cast = [n for n, w in zip(own, unique, strict=True) if policy is not None and w.stored != policy]
+        self.shard_cast_bytes = (policy or 0) * sum(cast)
         self.pieces_bytes = [ranks * n * (policy or w.dtype) for n, w in zip(own, unique, strict=True)]
         self.gradient_shard = sum(_rows_of_rank(weight, ranks) for weight in self.trained)
         self.reshards = reshards

@@ -206,27 +206,30 @@ def _module(described: Described, path: str, asked: Asked, found: Parameters, sh
     def trained(suffix: str) -> bool:
         return f"{path}{suffix}" in found.trained_names
 
-    dtype = FP32 if asked.kept_fp32 and path.endswith(asked.kept_fp32) else asked.weight_dtype
+    kept = asked.kept_fp32 and path.endswith(asked.kept_fp32)
+    dtype = FP32 if kept else asked.weight_dtype
+    stored = FP32 if kept or asked.upcast else BYTES[asked.base]
     if described.tied_to is not None:
         weight = shared[described.tied_to].weight
     else:
         own = path if described.kind in ("experts", "parameter") else f"{path}.weight"
         shape = described.weight_shape()
-        weight = Weight(prod(shape), dtype, shape[0], trained=own in found.trained_names)
+        weight = Weight(prod(shape), dtype, shape[0], trained=own in found.trained_names, stored=stored)
     module = Module(described.rows, described.columns, weight, copies=described.copies, chosen=described.active)
     if described.bias:
         size = described.columns if described.kind == "norm" else described.rows
-        module.bias = Weight(size, dtype, size, trained=trained(".bias"))
+        module.bias = Weight(size, dtype, size, trained=trained(".bias"), stored=stored)
     if path in found.packed_paths:
-        stored = found.packed_paths[path] // 2 // BYTES[asked.storage]
-        module.weight = Weight(stored, BYTES[asked.storage], stored, trained=False)
+        packed = found.packed_paths[path] // 2 // BYTES[asked.storage]
+        module.weight = Weight(packed, BYTES[asked.storage], packed, trained=False)
         module.packed = BYTES[asked.precision]
     adapter = found.adapted.get(path)
     if adapter is not None:
         a, b = modules.adapter_sizes(adapter)
         ranks = adapter.copies * adapter.rank
+        stored = FP32 if asked.adapter == "fp32" else BYTES[asked.base]
         module.adapter = (
-            Weight(a, asked.adapter_dtype, ranks, trained=True),
-            Weight(b, asked.adapter_dtype, adapter.rows, trained=True),
+            Weight(a, asked.adapter_dtype, ranks, trained=True, stored=stored),
+            Weight(b, asked.adapter_dtype, adapter.rows, trained=True, stored=stored),
         )
     return module

@@ -66,10 +66,12 @@ class Tensor:
 class Weight:
     """A parameter: what autocast and the engine know of it."""
 
-    __slots__ = ("dtype", "elements", "gradient", "node", "rows", "tensor", "trained")
+    __slots__ = ("dtype", "elements", "gradient", "node", "rows", "stored", "tensor", "trained")
 
-    def __init__(self, elements: int, dtype: int, rows: int, *, trained: bool) -> None:
+    def __init__(self, elements: int, dtype: int, rows: int, *, trained: bool, stored: int | None = None) -> None:
         self.elements, self.dtype, self.rows, self.trained = elements, dtype, rows, trained
+        self.stored = stored or dtype
+        """Dtype of a shard of it, which FSDP2 casts before it gathers."""
         self.gradient: Storage | None = None
         self.node = Node(1 << 60, (), None, leaf=self) if trained else None
         self.tensor = Tensor(None, complex(elements), dtype, self.node, weight=self)
@@ -151,8 +153,8 @@ class Recording:
     """The memory of one pass from its beginning to its end.
 
     `events`: key and size, negative where it is freed, 0 where rows are summed up (`sums`: their number and columns) or
-    a thread first multiplies matrices. `streams`: of keys that are not on the default one. `left`: what is there when it
-    is over. `given_back`: keys of what was there before it began. Keys are below `keys`.
+    a thread first multiplies matrices. `streams`: of keys that are not on the default one. `left`: what is there at the
+    end. `given_back`: keys of what was there before it began. Keys are below `keys`.
     """
 
     events: Sequence[tuple[int, Size]]

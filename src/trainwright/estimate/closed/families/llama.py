@@ -71,7 +71,8 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
     q, k = both
     del both
     out = attend(step, q, k, v, mask, shape, eager=eager)
-    return step.linear(layer["self_attn.o_proj"], out)
+    out = step.linear(layer["self_attn.o_proj"], out)
+    return out  # bound again, so that what was attended goes before queries and keys do
 
 
 def attend(
