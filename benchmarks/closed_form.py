@@ -1,10 +1,11 @@
 """The closed form of memory against the traced step: error by family, method and strategy, and the time it takes.
 
-    python benchmarks/closed_form.py [--models qwen2.5,llama] [--small] [--json]
+    python benchmarks/closed_form.py [--models qwen2.5,llama] [--small | --whole] [--json]
 
-Models of the bundled catalogue are traced at two short depths that are continued to their own; with `--small` models of
-five layers of every family are traced whole instead, which gives reserved memory too. A part of a model's
-combinations is drawn, the same one each time.
+Models of the bundled catalogue are traced at two short depths that are continued to their own; `--whole` traces all
+their layers, and `--small` models of five layers of every family instead, which gives reserved memory too: as the quick
+form that ranks layouts has it, and as the replay of every piece has it, which a plan confirms its choice by. A part of
+a model's combinations is drawn, the same one each time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 from trainwright.anatomy import anatomy, read_config
 from trainwright.anatomy.catalog import catalog
-from trainwright.estimate.closed import memory
+from trainwright.estimate.closed import memory, replayed
 from trainwright.estimate.request import Request
 
 DRAWN_OF_CATALOG, DRAWN_OF_SMALL = 2, 16
@@ -86,6 +87,7 @@ class Compared:
     allocated_gib: float
     error_pct: float
     rounded_error_pct: float | None
+    quick_reserved_error_pct: float | None
     reserved_error_pct: float | None
 
 
@@ -93,7 +95,9 @@ def main() -> int:
     """Print the errors by family, method and strategy, and microseconds a layout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="parts of names, with commas between them")
-    parser.add_argument("--small", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--small", action="store_true")
+    which.add_argument("--whole", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     wanted = [name for name in arguments.models.lower().split(",") if name]
@@ -102,6 +106,8 @@ def main() -> int:
         for name, request in (small_requests() if arguments.small else catalog_requests())
         if not wanted or any(part in name.lower() for part in wanted)
     ]
+    if arguments.whole:
+        requests = [(name, {**request, "two_depths": False}) for name, request in requests]
     answers = trace_all([request for _, request in requests])
     compared, untraced = compare_all(requests, answers)
     tables = {
@@ -109,10 +115,19 @@ def main() -> int:
         "method": table(compared, lambda c: c.method),
         "strategy": table(compared, lambda c: c.strategy),
     }
+    reserved = {
+        "quick": [c.quick_reserved_error_pct for c in compared if c.quick_reserved_error_pct is not None],
+        "replayed": [c.reserved_error_pct for c in compared if c.reserved_error_pct is not None],
+    }
+    reserved_tables = {way: summary([abs(error) for error in errors]) for way, errors in reserved.items() if errors}
     speed = microseconds_a_layout()
     if arguments.json:
         rows = [dataclasses.asdict(c) for c in compared]
-        json.dump({"tables": tables, "untraced": untraced, "speed": speed, "rows": rows}, sys.stdout, indent=1)
+        json.dump(
+            {"tables": tables, "reserved": reserved_tables, "untraced": untraced, "speed": speed, "rows": rows},
+            sys.stdout,
+            indent=1,
+        )
         print()
         return 0
     for name, lines in tables.items():
@@ -121,9 +136,13 @@ def main() -> int:
         print(
             f"{error.error_pct:+7.2f} %  {error.model}  {error.method}  {error.strategy}  {error.allocated_gib:.2f} GiB"
         )
-    reserved = [c.reserved_error_pct for c in compared if c.reserved_error_pct is not None]
-    if reserved:
-        print(f"reserved: median {median(reserved):+.1f} %, from {min(reserved):+.1f} to {max(reserved):+.1f} %")
+    for way, errors in reserved.items():
+        if errors:
+            found = reserved_tables[way]
+            print(
+                f"reserved, {way}: median {found['median']:.2f} %, 95th percentile {found['p95']:.2f} %, "
+                f"from {min(errors):+.1f} to {max(errors):+.1f} %"
+            )
     print(f"not traced: {untraced}")
     print("  ".join(f"{name}: {value:.0f}" for name, value in speed.items()))
     return 0
@@ -195,7 +214,8 @@ def compare_all(
             untraced[answer["error"][:80]] += 1
             continue
         built = anatomy(read_config(data["config"], from_scratch=True))
-        predicted = memory(built, Request.parse({**data, "two_depths": False}))
+        request = Request.parse({**data, "two_depths": False})
+        predicted = memory(built, request)
         peak = answer["peak"]
         rounding = peak["parts_bytes"].get("rounding", 0)
         requested, reserved = peak["allocated_bytes"] - rounding, peak["reserved_bytes"]
@@ -210,6 +230,7 @@ def compare_all(
                 _off(own, requested),
                 _off(predicted.allocated_bytes, peak["allocated_bytes"]) if reserved else None,
                 _off(predicted.reserved_bytes, reserved) if reserved else None,
+                _off(replayed(built, request).reserved_bytes, reserved) if reserved else None,
             )
         )
     return compared, dict(untraced)
@@ -221,7 +242,7 @@ def table(compared: Sequence[Compared], key: Any) -> list[dict[str, Any]]:
     for one in compared:
         groups[key(one)].append(abs(one.error_pct))
         groups["all"].append(abs(one.error_pct))
-    return [{"name": name, **_summary(errors)} for name, errors in groups.items()]
+    return [{"name": name, **summary(errors)} for name, errors in groups.items()]
 
 
 def show(name: str, lines: Iterable[dict[str, Any]]) -> None:
@@ -233,12 +254,15 @@ def show(name: str, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def microseconds_a_layout() -> dict[str, float]:
-    """Time 10,000 layouts of one model, the requests built too, and the first one alone."""
+    """Time 10,000 layouts of one model, the requests built too, the first one alone, and its replay."""
     built = anatomy(read_config(catalog().models["Qwen/Qwen2.5-7B"].config))
     base = Request(config={"model_type": "qwen2"}, micro_batch_size=1, sequence_length=2048)
     began_s = time.perf_counter()
     memory(built, base)
     first_s = time.perf_counter() - began_s
+    began_s = time.perf_counter()
+    replayed(built, base)
+    replay_s = time.perf_counter() - began_s
     strategies = [("ddp", "none"), ("fsdp2", "none")]
     strategies += [(f"zero{stage}", offload) for stage in (1, 2, 3) for offload in ("none", "optimizer")]
     layouts = itertools.islice(
@@ -259,10 +283,16 @@ def microseconds_a_layout() -> dict[str, float]:
         memory(built, request)
         count += 1
     each_s = (time.perf_counter() - began_s) / count
-    return {"layouts": count, "first_us": 1e6 * first_s, "us_a_layout": 1e6 * each_s}
+    return {
+        "layouts": count,
+        "first_us": 1e6 * first_s,
+        "us_a_layout": 1e6 * each_s,
+        "us_first_replay": 1e6 * replay_s,
+    }
 
 
-def _summary(errors: Sequence[float]) -> dict[str, Any]:
+def summary(errors: Sequence[float]) -> dict[str, Any]:
+    """Return number, median, 95th percentile and maximum."""
     p95 = quantiles(errors, n=20, method="inclusive")[-1] if len(errors) > 1 else errors[0]
     return {"n": len(errors), "median": median(errors), "p95": p95, "max": max(errors)}
 

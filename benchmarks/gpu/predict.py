@@ -19,7 +19,7 @@ from measure import environment
 
 from trainwright.anatomy import anatomy, read_config
 from trainwright.errors import UserError
-from trainwright.estimate.closed import memory
+from trainwright.estimate.closed import replayed
 from trainwright.estimate.outside import context_bytes, libraries_bytes
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import step_time
@@ -112,7 +112,7 @@ def _traced(answer: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
 def _closed(data: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
     try:
         request = Request.parse(data)
-        found = memory(anatomy(read_config(request.config)), request, gpu)
+        found = replayed(anatomy(read_config(request.config)), request, gpu)
     except UserError as error:
         return {"error": " ".join([error.message, *error.problems])}
     # Over gloo, ranks on one GPU have none of the communicators that a run on several would have.

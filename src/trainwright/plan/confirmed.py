@@ -25,8 +25,8 @@ from trainwright.plan.search import Candidate, Goal, Question, Way, estimated, f
 MOST_TRACED = 6
 """A trace takes seconds; layouts that come after so many are no longer near the best."""
 IN_DOUBT = 0.8
-"""Share of a GPU from which an estimate without a trace may be wrong about whether a layout fits: on an H100 reserved
-memory was off by 15 % at most (benchmarks/results/gpu_truth_h100.json)."""
+"""Share of a GPU from which what is about to run is traced: the closed form describes one version of transformers, and
+another may be installed (T5's of 5.17 takes a third more; benchmarks/results/gpu_truth_h100.json)."""
 MICRO_STEPS = 2
 """Traced of a step: the second finds the gradients of the first, and all that follow are like it."""
 

@@ -209,7 +209,7 @@ def mean(tape: Tape, x: Tensor, rows: Size) -> Tensor:
 
 
 def product(tape: Tape, x: Tensor, weight: Tensor, rows: int, columns: int, bias: Tensor | None = None) -> Tensor:
-    """`linear`: x of (tokens, columns) with a weight of (rows, columns); autocast takes what is asked for last first."""
+    """`linear`: x of (tokens, columns) with a weight of (rows, columns); autocast casts its last argument first."""
     bias = lower(tape, bias) if bias is not None else None
     weight = lower(tape, weight)
     x = lower(tape, x)

@@ -91,8 +91,9 @@ class Sharding:
     def after_backward(self, unit: Unit) -> None:
         """Let the weights go; reduce the gradients."""
         unit.reduced = True
+        reached = [weight for weight in unit.trained if weight.gradient is not None]
         if self.accumulated:
-            for weight in unit.trained:
+            for weight in reached:
                 weight.gradient = None
         _reshard(unit)
         if not self.synchronizes:
@@ -103,7 +104,7 @@ class Sharding:
             return
         tape = self.tape
         self.reducing = Storage(tape, complex(unit.gradient_shard * self.ranks * FP32), None)
-        for weight in unit.trained:
+        for weight in reached:
             weight.gradient = None
             if self.accumulated:
                 tape.given_back(complex(weight.elements * FP32), "gradients")

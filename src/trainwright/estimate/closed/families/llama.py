@@ -70,9 +70,7 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
     both = rotated(tape, q, shared.rope, share), rotated(tape, k, shared.rope, share)
     q, k = both
     del both
-    out = attend(step, q, k, v, mask, shape, eager=eager)
-    out = step.linear(layer["self_attn.o_proj"], out)
-    return out  # bound again, so that what was attended goes before queries and keys do
+    return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, eager=eager))
 
 
 def attend(
