@@ -1,4 +1,4 @@
-"""Layouts held to a traced step: what the closed form would take and the trace refuses is not planned."""
+"""Layouts looked at closely: what the quick estimate would take and a replay or a trace refuses is not planned."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import yaml
 
 from trainwright.anatomy import anatomy, read_config
 from trainwright.errors import ExitCode, UserError
-from trainwright.estimate.closed import memory
+from trainwright.estimate.closed import memory, replayed
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.request import Request
 from trainwright.estimate.traced import traced_memory
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import Gpu, catalog
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.launch.running import plan_on
@@ -44,7 +44,7 @@ def planned(tmp_path: Path, gpus: str, tracing: Tracing | None, *overrides: str,
         "name": "big",
         "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct"},
         "method": {"type": "full"},
-        "data": {"path": "train.jsonl", "max_length": 1024},
+        "data": {"path": "train.jsonl", "max_length": 896},
         "train": {"global_batch_size": 512},
     }
     path.write_text(yaml.safe_dump(job))
@@ -59,13 +59,48 @@ def larger_by(factor: float, asked: list[Request]) -> Callable[[Request, Gpu | N
 
     def traced(request: Request, gpu: Gpu | None) -> Memory:
         asked.append(request)
-        found = memory(anatomy(read_config(request.config)), request, gpu)
+        found = replayed(anatomy(read_config(request.config)), request, gpu)
         more = round(found.reserved_bytes * (factor - 1))
         return dataclasses.replace(
             found, reserved_bytes=found.reserved_bytes + more, device_bytes=found.device_bytes + more
         )
 
     return traced
+
+
+def by_quick_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Plan:
+    """The plan that nothing confirms."""
+    with monkeypatch.context() as patch:
+        patch.setattr("trainwright.plan.confirmed.replayed", memory)
+        return planned(tmp_path, "h100-80gb:1", None, *overrides)
+
+
+def share(plan: Plan, request: Request, way: Callable[..., Memory]) -> float:
+    """What a step takes of the plan's GPU, estimated this way."""
+    assert plan.estimate is not None and plan.estimate.capacity is not None
+    found = way(anatomy(read_config(request.config)), request, catalog().gpus["h100"])
+    return found.device_bytes / plan.estimate.capacity.total_bytes
+
+
+def test_what_a_replay_refuses_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 x 32 would pass by the quick estimate; an H100 has run out of memory with it."""
+    quick = by_quick_estimate(tmp_path, monkeypatch, "data.max_length=1024")
+    plan = planned(tmp_path, "h100-80gb:1", None, "data.max_length=1024")
+    assert quick.layout.micro_batch_size == 16 and plan.layout.micro_batch_size == 8
+    refused, taken = quick.ranked[0].request, plan.ranked[0].request
+    assert share(plan, refused, memory) < 0.95 < share(plan, refused, replayed)
+    assert plan.estimate is not None
+    assert plan.estimate.used_share == pytest.approx(share(plan, taken, replayed))
+
+
+def test_what_only_the_quick_estimate_refuses_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = by_quick_estimate(tmp_path, monkeypatch, "data.max_length=4096")
+    plan = planned(tmp_path, "h100-80gb:1", None, "data.max_length=4096")
+    assert plan.layout.micro_batch_size > quick.layout.micro_batch_size
+    taken = plan.ranked[0].request
+    assert share(plan, taken, replayed) < 0.95 < share(plan, taken, memory)
+    peaks = [c.estimate.used_share for c in plan.ranked if c.why_not is None]
+    assert all(peak is not None and peak <= 0.95 for peak in peaks), "what stayed in doubt counts as too big"
 
 
 def test_what_the_trace_refuses_is_not_planned(tmp_path: Path) -> None:

@@ -289,11 +289,11 @@ def softmax(tape: Tape, x: Tensor, *, to_fp32: bool) -> Tensor:
 
 
 def dropout(tape: Tape, x: Tensor, p: float, *, training: bool) -> Tensor:
-    """`native_dropout`: a mask of one byte an element is kept."""
+    """`native_dropout`: a mask of one byte an element is kept; it is made first (native/cuda/Dropout.cu)."""
     if not training or p == 0:
         return x
-    out = tape.new(x.elements, x.dtype)
     mask = tape.new(x.elements, 1)
+    out = tape.new(x.elements, x.dtype)
     if not tape.needs_gradient(x):
         return out
     kept = tape.keep(mask)
@@ -346,12 +346,9 @@ def embedding(tape: Tape, weight: Tensor, ids: Size, columns: int, *, sorted_abo
     size, dtype = weight.elements, weight.dtype
 
     def backward(g: Tensor) -> tuple[Tensor]:
-        workspace = []
-        if sorted_above:
-            workspace = [tape.new(ids, 8, "kernel temporaries") for _ in range(6)]
-            workspace.append(tape.new(ids * columns, FP32, "kernel temporaries"))
         result = tape.new(size, dtype)
-        del workspace
+        if sorted_above:
+            tape.passing(*[ids * 8] * 6, ids * columns * FP32)
         return (result,)
 
     return tape.link(out, [weight], backward)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
-from trainwright.estimate.closed.families.llama import attend, heads, rotated, shape_of
+from trainwright.estimate.closed.families.llama import (
+    attend,
+    heads,
+    joined_again,
+    rotated,
+    shape_of,
+    turned_apart,
+)
 from trainwright.estimate.closed.step import Layer, Shared, Step
 from trainwright.estimate.closed.tape import Tape, Tensor
 
@@ -17,13 +24,22 @@ def gpt2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     tape, p = step.tape, GPT2_DROPOUT if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["ln_1"], hidden)
-    hidden = op.add(tape, step.drop(_joined_attention(step, layer, hidden, shared), p), residual)
+    attended = step.drop(_joined_attention(step, layer, hidden, shared), p)
+    hidden = op.add(tape, attended, residual)
     residual = hidden
     hidden = modules.layer_norm(tape, layer["ln_2"], hidden)
-    hidden = step.linear(layer["mlp.c_fc"], hidden)
-    hidden = new_gelu(tape, hidden) if step.asked.family == "gpt2" else op.elementwise(tape, hidden)
-    hidden = step.drop(step.linear(layer["mlp.c_proj"], hidden), p)
-    return op.add(tape, residual, hidden)
+    fed = step.drop(_mlp(step, layer, "mlp.c_fc", "mlp.c_proj", hidden), p)
+    hidden = op.add(tape, residual, fed)
+    del attended  # the frame of the layer holds it until now
+    return hidden
+
+
+def _mlp(step: Step, layer: Layer, first: str, second: str, hidden: Tensor) -> Tensor:
+    """Two linear layers; what the first one is given is held by the caller."""
+    inner = step.linear(layer[first], hidden)
+    acted = new_gelu if step.asked.family in ("gpt2", "phi") else op.elementwise
+    inner = acted(step.tape, inner)
+    return step.linear(layer[second], inner)
 
 
 def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -43,12 +59,11 @@ def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
-    hidden = step.drop(_split_attention(step, layer, hidden, shared, turned=None), p)
+    hidden = step.drop(_split_attention(step, layer, hidden, shared, share=None), p)
     hidden = op.add(tape, residual, hidden)
     residual = hidden
     hidden = modules.layer_norm(tape, layer["post_attention_layernorm"], hidden)
-    hidden = op.elementwise(tape, step.linear(layer["mlp.c_fc"], hidden))
-    hidden = step.drop(step.linear(layer["mlp.c_proj"], hidden), p)
+    hidden = step.drop(_mlp(step, layer, "mlp.c_fc", "mlp.c_proj", hidden), p)
     return op.add(tape, residual, hidden)
 
 
@@ -57,10 +72,8 @@ def phi_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
-    attended = step.drop(_split_attention(step, layer, hidden, shared, turned=PHI_TURNED), p)
-    inner = new_gelu(tape, step.linear(layer["mlp.fc1"], hidden))
-    fed = step.drop(step.linear(layer["mlp.fc2"], inner), p)
-    del inner
+    attended = step.drop(_split_attention(step, layer, hidden, shared, share=PHI_TURNED), p)
+    fed = step.drop(_mlp(step, layer, "mlp.fc1", "mlp.fc2", hidden), p)
     return op.add(tape, op.add(tape, attended, fed), residual)
 
 
@@ -69,7 +82,7 @@ NEOX_TURNED = 0.25
 """Share of a head that rotary embeddings turn (`partial_rotary_factor`)."""
 
 
-def _split_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, *, turned: float | None) -> Tensor:
+def _split_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, *, share: float | None) -> Tensor:
     tape, described = step.tape, layer.attentions[0]
     shape = shape_of(step, described)
     mask = shared.mask if described.window is None else shared.window_mask
@@ -79,7 +92,11 @@ def _split_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, *
     k = heads(tape, step.linear(layer["self_attn.k_proj"], hidden), shape.key_heads, clones=True)
     v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
     assert shared.rope is not None
-    both = rotated(tape, q, shared.rope, turned), rotated(tape, k, shared.rope, turned)
+    if share is None:
+        both = rotated(tape, q, shared.rope), rotated(tape, k, shared.rope)
+    else:
+        turned, rest = turned_apart(tape, q, k, shared.rope, share)  # this frame holds them until it returns
+        both = joined_again(tape, turned[0], rest[0]), joined_again(tape, turned[1], rest[1])
     q, k = both
     del both
     return step.linear(layer[f"self_attn.{out}"], attend(step, q, k, v, mask, shape))
@@ -93,15 +110,10 @@ def neox_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     parallel = list(layer.modules).index("post_attention_layernorm") == 1
     if not parallel:
         attended = op.add(tape, attended, hidden)
-    inner = step.linear(
-        layer["mlp.dense_h_to_4h"],
-        modules.layer_norm(tape, layer["post_attention_layernorm"], hidden if parallel else attended),
-    )
-    inner = op.elementwise(tape, inner)
-    fed = step.drop(step.linear(layer["mlp.dense_4h_to_h"], inner), p)
-    del inner
-    fed = op.add(tape, fed, attended)
-    return op.add(tape, fed, hidden) if parallel else fed
+    normed = modules.layer_norm(tape, layer["post_attention_layernorm"], hidden if parallel else attended)
+    fed = step.drop(_mlp(step, layer, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", normed), p)
+    del normed
+    return op.add(tape, op.add(tape, fed, attended), hidden) if parallel else op.add(tape, fed, attended)
 
 
 def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -110,9 +122,10 @@ def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) ->
     joined = heads(tape, step.linear(layer["attention.query_key_value"], hidden), shape.heads, clones=True)
     q, k, v = op.split(tape, joined, (shape.of_queries(),) * 3)
     assert shared.rope is not None
-    both = rotated(tape, q, shared.rope, NEOX_TURNED), rotated(tape, k, shared.rope, NEOX_TURNED)
-    q, k = both
-    del both
+    turned, rest = turned_apart(tape, q, k, shared.rope, NEOX_TURNED)
+    q = joined_again(tape, turned.pop(0), rest[0])
+    k = joined_again(tape, turned.pop(0), rest[1])
+    del rest
     return step.linear(layer["attention.dense"], attend(step, q, k, v, shared.mask, shape))
 
 
@@ -147,9 +160,8 @@ def _opt_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> 
 def new_gelu(tape: Tape, x: Tensor) -> Tensor:
     """`NewGELUActivation`, written out in Python: eight operators."""
     half = op.scale(tape, x)
-    cubed = op.scale(tape, op.power(tape, x))
-    return op.mul(tape, half, op.shift(tape, op.elementwise(tape, _summed(tape, x, cubed), keep_output=True)))
+    return op.mul(tape, half, op.shift(tape, op.elementwise(tape, _bent(tape, x), keep_output=True)))
 
 
-def _summed(tape: Tape, x: Tensor, cubed: Tensor) -> Tensor:
-    return op.scale(tape, op.add(tape, x, cubed))
+def _bent(tape: Tape, x: Tensor) -> Tensor:
+    return op.scale(tape, op.add(tape, x, op.scale(tape, op.power(tape, x))))

@@ -147,6 +147,21 @@ def rotated(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor], share: float | N
     return out
 
 
+def turned_apart(
+    tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """A share of queries and keys, turned, and the rest of each, for models that turn both before they join either."""
+    apart = [(op.part_of(tape, x, x.elements * share), op.part_of(tape, x, x.elements * (1 - share))) for x in (q, k)]
+    return [_turned(tape, first, *rope) for first, _ in apart], [rest for _, rest in apart]
+
+
+def joined_again(tape: Tape, turned: Tensor, rest: Tensor) -> Tensor:
+    """Both parts of a head side by side."""
+    out = op.concatenated(tape, [turned, rest])
+    out.headed = True
+    return out
+
+
 def _turned(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     straight = op.mul(tape, x, cos)
     crossed = op.mul(tape, _half_turned(tape, x), sin)
