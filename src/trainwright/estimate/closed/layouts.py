@@ -84,13 +84,14 @@ class Layouts:
         found = self._parameters_of(request)
         there = self._held_by(request, found)
         asked = asked_of(self.anatomy, request, there)
-        first = None
-        if asked.accumulating and request.strategy in ("single", "ddp", "fsdp2"):
+        first, last, evaluation = None, self._recording(asked, found), None
+        if asked.accumulating and request.strategy == "fsdp2":
             first = self._recording(replace(asked, accumulating=False, synchronizes=False), found)
-        evaluation = None
+        elif asked.accumulating and request.strategy in ("single", "ddp"):
+            first = last.as_first()
         if request.evaluation_batch_size is not None:
             evaluation = self._recording(_evaluating(asked), found)
-        passes = Passes(first, self._recording(asked, found), evaluation)
+        passes = Passes(first, last, evaluation)
         return replay(self.anatomy, request, found, there, passes, self._inputs(request))
 
     def _evaluation(self, request: Request, found: Parameters, there: Held) -> int | None:

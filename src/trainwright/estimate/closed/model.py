@@ -63,7 +63,7 @@ def _passed(asked: Asked, model: Model) -> Step:
             tape, asked.strategy, BYTES[asked.precision], asked.kept_bytes, accumulating=asked.accumulating
         )
         tape.accumulate = buckets.take
-    elif asked.strategy == "ddp" and asked.recipe == "trainwright" and asked.synchronizes:
+    elif asked.strategy == "ddp" and asked.recipe == "trainwright":
         tape.accumulate = hand_over_gradient if asked.accumulating else leave_gradient
     elif asked.accumulating:
         tape.accumulate = leave_gradient

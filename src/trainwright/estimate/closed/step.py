@@ -57,7 +57,7 @@ class Asked:
     accumulating: bool
     """Gradients of an earlier micro-batch are there."""
     synchronizes: bool = True
-    """FSDP2 and DDP exchange gradients, as they do in the last micro-batch of a step."""
+    """FSDP2 reduces gradients, as it does in the last micro-batch of a step."""
     strategy: str
     ranks: int
     """That share the weights; 1 where the course does not depend on them."""

@@ -11,7 +11,7 @@ import heapq
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 Size = complex
@@ -154,7 +154,8 @@ class Recording:
 
     `events`: key and size, negative where it is freed, 0 where rows are summed up (`sums`: their number and columns) or
     a thread first multiplies matrices. `streams`: of keys that are not on the default one. `left`: what is there at the
-    end. `given_back`: keys of what was there before it began. Keys are below `keys`.
+    end. `given_back`: keys of what was there before it began. `summed`: of gradients that were added to others, which
+    the first micro-batch keeps. Keys are below `keys`.
     """
 
     events: Sequence[tuple[int, Size]]
@@ -162,7 +163,15 @@ class Recording:
     left: Sequence[tuple[int, Size]]
     given_back: frozenset[int]
     sums: Mapping[int, tuple[Size, int]]
+    summed: frozenset[int]
     keys: int
+
+    def as_first(self) -> Recording:
+        """The same micro-step where no gradients are there yet: it keeps its own, and gives none back."""
+        stay = self.summed | self.given_back
+        events = [e for e in self.events if e[0] not in stay or e[1].real > 0 or e[1].imag > 0]
+        left = [e for e in events if e[0] in self.summed]
+        return replace(self, events=events, left=[*self.left, *left], given_back=frozenset())
 
 
 class Tape:
@@ -176,6 +185,8 @@ class Tape:
         self.marks: list[tuple[str, int]] = []
         self.returned: set[int] = set()
         """Keys of what was there before the step began and was given back."""
+        self.summed: set[int] = set()
+        """Keys of gradients that are added to those which are there."""
         self.handles: dict[bool, int] = {}
         """Key of the event at which the forward pass, and the backward pass (True), first multiplies matrices."""
         self.sums: dict[int, tuple[Size, int]] = {}
@@ -202,7 +213,15 @@ class Tape:
         events = tuple(self.events)
         gone = {key for key, size in events if size.real < 0 or size.imag < 0}
         left = [event for event in events if event[1] and event[0] not in gone]
-        return Recording(events, dict(self.streams), left, frozenset(self.returned), dict(self.sums), len(self.parts))
+        return Recording(
+            events,
+            dict(self.streams),
+            left,
+            frozenset(self.returned),
+            dict(self.sums),
+            frozenset(self.summed),
+            len(self.parts),
+        )
 
     def new(self, elements: Size, dtype: int, part: str | None = None) -> Tensor:
         """Allocate."""
@@ -416,9 +435,12 @@ def take_passing_gradient(weight: Weight, gradient: Tensor) -> None:
 
 def leave_gradient(weight: Weight, gradient: Tensor) -> None:
     """AccumulateGrad where a gradient's memory is there already: it is added in place, or copied to DDP's bucket."""
+    assert gradient.storage is not None
+    gradient.storage.tape.summed.add(gradient.storage.key)
 
 
 def hand_over_gradient(weight: Weight, gradient: Tensor) -> None:
     """DDP's last micro-batch: what was summed up is copied to the bucket and goes."""
+    leave_gradient(weight, gradient)
     assert gradient.storage is not None
     gradient.storage.tape.given_back(gradient.elements * weight.dtype, "gradients")
