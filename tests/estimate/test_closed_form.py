@@ -27,6 +27,7 @@ ROOTED = DEEP | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CHECKPOINTED = {"gradient_checkpointing": "non_reentrant"}
 LORA, QLORA = {"method": {"type": "lora", "r": 8}}, {"method": {"type": "qlora", "r": 8}}
 SHARDED, REPLICATED = {"strategy": "fsdp2", "world_size": 4}, {"strategy": "ddp", "world_size": 4}
+BLOOM: dict[str, Any] = {"hidden_size": 256, "n_head": 4, "n_layer": 5, "vocab_size": 4096}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 
 
@@ -67,6 +68,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": asked(GPT2 | {"n_layer": 5, "bos_token_id": 1, "eos_token_id": 2}, batch="padded"),
     "gpt-neox": asked(DEEP, "gpt_neox"),
     "mpt": asked({"d_model": 256, "n_heads": 4, "n_layers": 5, "vocab_size": 4096}, "mpt"),
+    "bloom": asked(BLOOM, "bloom", batch="padded"),
+    "bloom, lora, checkpointed": asked(BLOOM, "bloom", batch="padded", **LORA, **CHECKPOINTED),
+    "phi": asked(DEEP, "phi"),
     "experts": asked(DEEP | EXPERTS, "qwen3_moe", **LORA, **CHECKPOINTED),
     "experts, fsdp2": asked(DEEP | EXPERTS, "qwen3_moe", **SHARDED),
     "t5": asked(T5, auto_class="AutoModelForSeq2SeqLM", target_length=64, batch="padded"),

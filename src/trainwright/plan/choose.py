@@ -320,5 +320,6 @@ def _as_data(candidate: Candidate) -> dict[str, Any]:
         "step_s": None if estimate.time is None else estimate.time.step_s,
         "run_s": None if estimate.run is None else estimate.run.run_s,
         "gpu_hours": None if estimate.run is None else estimate.run.gpu_hours,
+        "confirmed": candidate.confirmed,
         "rejected": candidate.why_not,
     }

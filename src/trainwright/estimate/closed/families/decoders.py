@@ -54,7 +54,7 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
     begin(step, model)
     embedded = way.embed(step, model)
     embedded = boundary(step, embedded, "embedding backward")
-    shared = make_masks(step, model, embedded.dtype)
+    shared = make_masks(step, model, next(iter(model.outside[0].modules.values())).weight.dtype)
     if way.turned is not None:
         head = model.stages[0].layer.attentions[0].head_dim
         shared.rope = rotary(step, round(head * way.turned), embedded.dtype)
