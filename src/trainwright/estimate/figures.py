@@ -33,7 +33,7 @@ class Memory:
     step fits), `device_bytes` what nvidia-smi shows: reserved and what lies outside torch's allocator. `parts_bytes`
     sum to allocated, `outside_bytes` (CUDA context and libraries, communicator buffers) to device - reserved. `peak`
     says where in the step the peak is. `evaluation_bytes` is the allocated peak of an evaluation pass, and
-    `evaluation_reserved_bytes` what is reserved when it has followed; None where only the traced step would know.
+    `evaluation_reserved_bytes` what is reserved when it has followed; None where only a replay or a trace would know.
     """
 
     allocated_bytes: int

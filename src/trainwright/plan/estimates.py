@@ -61,7 +61,7 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """What nvidia-smi will show at most, an evaluation pass included; fragmented as the step is, if not traced."""
+        """What nvidia-smi will show at most, an evaluation included, which the quick form takes to be as fragmented."""
         memory = self.memory
         outside = memory.device_bytes - memory.reserved_bytes
         evaluation = memory.evaluation_reserved_bytes

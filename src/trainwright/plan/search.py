@@ -45,8 +45,8 @@ EVAL_FACTOR = 3
 BATCHES_TIMED = 3
 """Of the micro-batches that fit, the largest ones whose time is compared."""
 DOUBT = 0.25
-"""What the quick estimate says of reserved memory may be too high by as much; by 17 % was the most that was seen
-(benchmarks/closed_form.py), and a replay is the judge."""
+"""What the quick estimate says of reserved memory may be too high by as much; by 17 % was the most that was seen with
+models of the catalogue (benchmarks/closed_form.py --whole), and a replay is the judge."""
 SAME_TIME = 0.03
 """Times this near each other count as equal: estimates are not finer."""
 

@@ -25,6 +25,7 @@ MOMENT_BLOCK = 256
 """bitsandbytes/optim/optimizer.py: smaller parameters keep fp32 moments; a scale for each block of an 8-bit one."""
 
 STEP_COUNTER = 4
+"""Bytes: torch's fused AdamW counts its steps on the GPU, a number for each parameter."""
 
 Shape = tuple[int, ...]
 
