@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from trainwright.errors import ExitCode
 from trainwright.hardware.catalog import Figure, catalog
+from trainwright.job.documentation import documentation
 from trainwright.job.schema import Interval, Job
 
 DOCS = Path(__file__).parent
@@ -110,9 +111,10 @@ def gpus_page() -> str:
 
 
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    texts = documentation(section)
     for name, field in section.model_fields.items():
         nested = _section_of(field.annotation)
-        text = (field.description or "").replace("\n", " ")
+        text = texts.get(name, "").replace("\n", " ")
         if nested is not None and field.default is not None:
             yield from _keys(nested, f"{prefix}{name}.")
             continue

@@ -52,6 +52,8 @@ def test_aliases_nulls_and_old_spellings_mean_what_they_mean_to_transformers(raw
 
 
 def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match=r"`\['qwen3'\]`"):
+        read_config({"model_type": ["qwen3"]})
     with pytest.raises(UserError, match="`qwen4`") as caught:
         read_config({"model_type": "qwen4"})
     text = caught.value.render()

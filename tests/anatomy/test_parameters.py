@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import LLAMA_LIKE, MOE, SMALL, build, describe, shapes
 
-from trainwright.anatomy.families import FAMILIES
+from trainwright.anatomy.families import FAMILIES, family
 from trainwright.anatomy.parameters import parameters_by_part, segment_parameters, trainable_parameters
 from trainwright.errors import UserError
 
@@ -25,6 +25,12 @@ def test_every_parameter_has_the_name_and_shape_that_transformers_gives_it(name:
 
 def test_every_family_is_among_the_small_models() -> None:
     assert {raw["model_type"] for raw in SMALL.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_is_where_the_table_says(model_type: str) -> None:
+    config, _ = family(model_type)
+    assert config.model_type == model_type
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma3"}))

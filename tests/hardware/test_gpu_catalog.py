@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from importlib.resources import files
+from typing import Any
+
 import pytest
 
 from trainwright.errors import UserError
@@ -181,3 +186,16 @@ def test_a_figure_without_a_known_source_is_refused() -> None:
                 )
             },
         )
+
+
+@pytest.mark.parametrize("room", ["hardware", "anatomy"])
+def test_no_key_of_a_catalogue_stands_twice(room: str) -> None:
+    """JSON takes the last one without a word, and the entry before it would be lost."""
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return dict(pairs)
+
+    json.loads((files(f"trainwright.{room}") / "catalog.json").read_text(), object_pairs_hook=once)
+    assert twice == []

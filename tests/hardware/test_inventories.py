@@ -8,8 +8,8 @@ import pytest
 
 from trainwright.errors import UserError
 from trainwright.hardware.inventory import NvLink, parse_inventory
-from trainwright.hardware.local import select_devices
 from trainwright.hardware.reading import GIB, NOT_AVAILABLE
+from trainwright.hardware.selection import select_devices
 
 
 def test_the_guides_mixed_node() -> None:

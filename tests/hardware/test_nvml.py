@@ -14,7 +14,8 @@ from nvml_standin import NvmlStandin
 PROGRAM = """
 import json, sys
 from trainwright.errors import UserError
-from trainwright.hardware.local import cuda_environment, local_inventory, select_devices
+from trainwright.hardware.local import local_inventory
+from trainwright.hardware.selection import cuda_environment, select_devices
 inventory = local_inventory("auto")
 answer = inventory.to_json() | {"usable": [d.index for d in inventory.usable]}
 if len(sys.argv) > 1:

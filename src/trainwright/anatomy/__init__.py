@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.anatomy.config import Config, read_fields, unknown_family
-from trainwright.anatomy.families import FAMILIES
+from trainwright.anatomy.families import FAMILIES, family
 from trainwright.anatomy.parts import Anatomy
 
 __all__ = ["Anatomy", "anatomy", "read_config"]
@@ -19,13 +19,13 @@ def read_config(raw: Mapping[str, Any], *, from_scratch: bool = False) -> Config
         UserError: a family or feature that is not described here, or impossible values, all at once.
     """
     model_type = raw.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise unknown_family(model_type, tuple(FAMILIES))
-    kind, _ = FAMILIES[model_type]
+    kind, _ = family(model_type)
     return read_fields(kind, {**raw, "from_scratch": from_scratch})
 
 
 def anatomy(config: Config) -> Anatomy:
     """The model that transformers builds from these dimensions: for causal LM, seq2seq, masked LM or images."""
-    _, build = FAMILIES[config.model_type]
+    _, build = family(config.model_type)
     return build(config)

@@ -1,4 +1,8 @@
-"""The bundled dimensions of well-known models, for planning without a network; read from catalog.yaml."""
+"""The bundled dimensions of well-known models, for planning without a network; read from catalog.json.
+
+A config has what its config.json states, and only fields that differ from the family's defaults. Fields without
+influence on the number of parameters (window, dropout) are not checked by it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from ruamel.yaml import YAML
 
 from trainwright.anatomy import read_config
 from trainwright.anatomy.config import TRACE_HINT, Config
@@ -19,7 +22,7 @@ from trainwright.errors import ExitCode, UserError
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PublishedCount(_Entry):
@@ -62,8 +65,7 @@ class Catalog(_Entry):
 @cache
 def catalog() -> Catalog:
     """The bundled catalogue, validated once a process."""
-    text = (files("trainwright.anatomy") / "catalog.yaml").read_text(encoding="utf-8")
-    return Catalog.model_validate(YAML(typ="safe").load(text))
+    return Catalog.model_validate_json((files("trainwright.anatomy") / "catalog.json").read_bytes())
 
 
 def find(name: str) -> CatalogModel | None:

@@ -51,18 +51,33 @@ class _Block:
     previous: _Block | None = None
     next: _Block | None = None
 
+    def absorb(self, after: _Block) -> None:
+        """Become one with the block behind it."""
+        self.size += after.size
+        self.next = rest = after.next
+        if rest is not None:
+            rest.previous = self
+
+    def cut(self, size: int) -> _Block:
+        """Keep `size` bytes; return the rest as a block of its own."""
+        after = self.next
+        rest = _Block(self.start + size, self.size - size, self.pool, self.base, self.mapped, False, self, after)
+        if after is not None:
+            after.previous = rest
+        self.next, self.size = rest, size
+        return rest
+
 
 @dataclass(slots=True, eq=False)
 class _Pool:
-    """Free blocks of one kind (small or large) and one stream; `unmapped` holds address space without memory."""
+    """Free blocks of one kind (small or large) and one stream, by size and address."""
 
-    small: bool
-    free: list[tuple[int, int]] = field(default_factory=list)
-    unmapped: list[int] = field(default_factory=list)
-
-    @property
-    def page_bytes(self) -> int:
-        return SMALL_SEGMENT_BYTES if self.small else LARGE_SEGMENT_BYTES
+    page_bytes: int
+    least_rest_bytes: int
+    """What a block must have left to be cut in two."""
+    free: list[tuple[int, int, _Block]] = field(default_factory=list)
+    unmapped: list[tuple[int, _Block]] = field(default_factory=list)
+    """Address space without memory, of expandable segments."""
 
 
 class CachingAllocator:
@@ -82,8 +97,9 @@ class CachingAllocator:
         self.out_of_memory = False
         self._expandable = expandable_segments
         self._capacity = capacity_bytes
-        self._pools: dict[tuple[bool, int], _Pool] = {}
-        self._blocks: dict[int, _Block] = {}
+        self._small: dict[int, _Pool] = {}
+        self._large: dict[int, _Pool] = {}
+        """Pools by stream."""
         self._live: dict[int, tuple[_Block, int]] = {}
         self._held: dict[int, _Block] = {}
         self._addresses = Addresses()
@@ -93,22 +109,25 @@ class CachingAllocator:
         if size_bytes == 0:
             return
         assert key not in self._live, key
-        size = -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        kind = size <= SMALL_REQUEST_BYTES, stream
-        pool = self._pools.get(kind)
-        if pool is None:
-            pool = self._pools[kind] = _Pool(kind[0])
-        block = self._best_fit(pool, size) or self._from_device(pool, size)
-        if block.size != size:
-            self._split(block, size)
+        size = (size_bytes + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+        pools = self._small if size <= SMALL_REQUEST_BYTES else self._large
+        pool = pools.get(stream) or self._open(pools, stream)
+        index = bisect_left(pool.free, (size,))
+        if index == len(pool.free):
+            block = self._from_device(pool, size)
+        else:
+            block = pool.free.pop(self._roomiest(pool, index) if self._expandable else index)[2]
+        if block.size - size >= pool.least_rest_bytes:
+            rest = block.cut(size)
+            insort(pool.free, (rest.size, rest.start, rest))
         block.used = True
         self._live[key] = (block, size_bytes)
-        self.allocated_bytes += block.size
-        self.requested_bytes += size_bytes
-        if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = self.allocated_bytes
-        if self.requested_bytes > self.peak_requested_bytes:
-            self.peak_requested_bytes = self.requested_bytes
+        self.allocated_bytes = allocated = self.allocated_bytes + block.size
+        self.requested_bytes = requested = self.requested_bytes + size_bytes
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated
+        if requested > self.peak_requested_bytes:
+            self.peak_requested_bytes = requested
 
     def free(self, key: int, *, held: bool = False) -> None:
         """Give back what is kept under a name; 0-byte allocations are unknown and ignored.
@@ -139,34 +158,27 @@ class CachingAllocator:
         """
         for key in list(self._held):
             self.let_go(key)
-        for pool in self._pools.values():
-            for size, start in list(pool.free):
-                block = self._blocks[start]
+        for pool in (*self._small.values(), *self._large.values()):
+            for entry in list(pool.free):
+                size, start, block = entry
                 if self._expandable:
                     self._unmap(block)
                 elif block.previous is None and block.next is None:
-                    pool.free.remove((size, start))
-                    del self._blocks[start]
+                    pool.free.remove(entry)
                     self._addresses.give_back(start)
                     self.reserved_bytes -= size
 
-    def _release(self, block: _Block) -> None:
-        block.used = False
-        self._store(self._merged(block))
+    def _open(self, pools: dict[int, _Pool], stream: int) -> _Pool:
+        small = pools is self._small
+        least_rest = MIN_BLOCK_BYTES if small or self._expandable else SMALL_REQUEST_BYTES + 1
+        pool = pools[stream] = _Pool(SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES, least_rest)
+        return pool
 
-    def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
-        index = bisect_left(pool.free, (size, 0))
-        if index == len(pool.free):
-            return None
-        if self._expandable:
-            # A block before unmapped space counts with that space, which keeps room to grow for larger requests.
-            while index + 1 < len(pool.free) and self._reach(pool.free[index + 1]) < self._reach(pool.free[index]):
-                index += 1
-        return self._blocks[pool.free.pop(index)[1]]
-
-    def _reach(self, entry: tuple[int, int]) -> int:
-        after = self._blocks[entry[1]].next
-        return entry[0] + (after.size if after is not None and not after.mapped else 0)
+    def _roomiest(self, pool: _Pool, index: int) -> int:
+        """A block before unmapped space counts with that space, which keeps room to grow for larger requests."""
+        while index + 1 < len(pool.free) and _reach(pool.free[index + 1]) < _reach(pool.free[index]):
+            index += 1
+        return index
 
     def _from_device(self, pool: _Pool, size: int) -> _Block:
         take = self._grow if self._expandable else self._new_segment
@@ -191,9 +203,7 @@ class CachingAllocator:
         if not self._reserve(segment, capacity):
             return None
         base = self._addresses.take(segment)
-        block = _Block(base, segment, pool, base)
-        self._blocks[base] = block
-        return block
+        return _Block(base, segment, pool, base)
 
     def _grow(self, pool: _Pool, size: int, capacity: int | None) -> _Block | None:
         """Map pages behind a free block, or in the first unmapped space, until the block is large enough."""
@@ -210,12 +220,11 @@ class CachingAllocator:
             if mapped is None:
                 return None
             block = mapped
-        pool.free.remove((block.size, block.start))
+        pool.free.remove((block.size, block.start, block))
         return block
 
     def _growable(self, pool: _Pool, size: int) -> _Block:
-        for start in pool.unmapped:
-            first = self._blocks[start]
+        for _, first in pool.unmapped:
             if first.previous is not None and not first.previous.used:
                 first = first.previous
             room, block = 0, first
@@ -228,40 +237,47 @@ class CachingAllocator:
                 return first
         base = self._addresses.take(_ADDRESS_SPACE)
         block = _Block(base, _ADDRESS_SPACE, pool, base, mapped=False)
-        self._blocks[base] = block
-        insort(pool.unmapped, base)
+        insort(pool.unmapped, (base, block))
         return block
 
     def _map(self, block: _Block, size: int, capacity: int | None) -> _Block | None:
         """Back the beginning of an unmapped block with memory, in whole pages; return the free block it becomes."""
-        page = block.pool.page_bytes
+        page, pool = block.pool.page_bytes, block.pool
         size = min(block.size, _round_up(block.start - block.base + size, page) - (block.start - block.base))
         if not self._reserve(size, capacity):
             return None
-        block.pool.unmapped.remove(block.start)
-        self._cut(block, size)
+        pool.unmapped.remove((block.start, block))
+        if size < block.size:
+            rest = block.cut(size)
+            insort(pool.unmapped, (rest.start, rest))
         block.mapped = True
-        merged = self._merged(block)
-        self._store(merged)
-        return merged
+        return self._release(block)
 
     def _unmap(self, block: _Block) -> None:
-        page = block.pool.page_bytes
+        page, pool = block.pool.page_bytes, block.pool
         first = _round_up(block.start - block.base, page) + block.base
         end = (block.start + block.size - block.base) // page * page + block.base
         if end <= first:
             return
-        block.pool.free.remove((block.size, block.start))
+        pool.free.remove((block.size, block.start, block))
         if first > block.start:
-            rest = self._cut(block, first - block.start)
-            assert rest is not None
-            self._store(block)
+            rest = block.cut(first - block.start)
+            insort(pool.free, (block.size, block.start, block))
             block = rest
         if block.start + block.size > end:
-            self._store(self._cut(block, end - block.start))
+            rest = block.cut(end - block.start)
+            insort(pool.free, (rest.size, rest.start, rest))
         self.reserved_bytes -= block.size
         block.mapped = False
-        self._store(self._merged(block))
+        after, before = block.next, block.previous
+        if after is not None and not after.mapped:
+            pool.unmapped.remove((after.start, after))
+            block.absorb(after)
+        if before is not None and not before.mapped:
+            pool.unmapped.remove((before.start, before))
+            before.absorb(block)
+            block = before
+        insort(pool.unmapped, (block.start, block))
 
     def _reserve(self, size: int, capacity: int | None) -> bool:
         if capacity is not None and self.reserved_bytes + size > capacity:
@@ -270,60 +286,24 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return True
 
-    def _split(self, block: _Block, size: int) -> None:
-        rest = block.size - size
-        fine_grained = block.pool.small or self._expandable
-        if rest >= MIN_BLOCK_BYTES if fine_grained else rest > SMALL_REQUEST_BYTES:
-            self._store(self._cut(block, size))
-
-    def _cut(self, block: _Block, size: int) -> _Block | None:
-        """Leave `size` bytes to the block; return the rest as a new one, or None if there is no rest."""
-        if block.size == size:
-            return None
-        rest = _Block(block.start + size, block.size - size, block.pool, block.base, block.mapped)
-        rest.previous, rest.next = block, block.next
-        if block.next is not None:
-            block.next.previous = rest
-        block.next, block.size = rest, size
-        self._blocks[rest.start] = rest
-        if not rest.mapped:
-            insort(rest.pool.unmapped, rest.start)
-        return rest
-
-    def _merged(self, block: _Block) -> _Block:
-        """Join the block with free neighbours of its kind, which leave their lists; return the result."""
-        after, before = block.next, block.previous
-        if after is not None and not after.used and after.mapped == block.mapped:
-            self._unlist(after)
-            self._absorb(block, after)
-        if before is not None and not before.used and before.mapped == block.mapped:
-            self._unlist(before)
-            self._absorb(before, block)
-            return before
+    def _release(self, block: _Block) -> _Block:
+        """Join the block with its free neighbours, which leave the list that the result goes to."""
+        block.used = False
+        free, after, before = block.pool.free, block.next, block.previous
+        if after is not None and not after.used and after.mapped:
+            del free[bisect_left(free, (after.size, after.start))]
+            block.absorb(after)
+        if before is not None and not before.used and before.mapped:
+            del free[bisect_left(free, (before.size, before.start))]
+            before.absorb(block)
+            block = before
+        insort(free, (block.size, block.start, block))
         return block
 
-    def _absorb(self, block: _Block, after: _Block) -> None:
-        block.size += after.size
-        block.next = after.next
-        if after.next is not None:
-            after.next.previous = block
-        del self._blocks[after.start]
 
-    def _store(self, block: _Block | None) -> None:
-        assert block is not None
-        if block.mapped:
-            insort(block.pool.free, (block.size, block.start))
-        else:
-            insort(block.pool.unmapped, block.start)
-
-    def _unlist(self, block: _Block) -> None:
-        if block.mapped:
-            entry = (block.size, block.start)
-            index = bisect_left(block.pool.free, entry)
-            assert block.pool.free[index] == entry
-            block.pool.free.pop(index)
-        else:
-            block.pool.unmapped.remove(block.start)
+def _reach(entry: tuple[int, int, _Block]) -> int:
+    after = entry[2].next
+    return entry[0] + (after.size if after is not None and not after.mapped else 0)
 
 
 def replay(

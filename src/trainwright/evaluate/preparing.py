@@ -24,7 +24,8 @@ from trainwright.evaluate.retrieval.passages import Chunking
 from trainwright.evaluate.retrieval.retriever import prepare
 from trainwright.evaluate.spelling import SPELLINGS, strategy
 from trainwright.hardware.choice import Choice
-from trainwright.hardware.local import cuda_environment, local_inventory, select_devices
+from trainwright.hardware.local import local_inventory
+from trainwright.hardware.selection import cuda_environment, select_devices
 
 GUIDE_DIFFICULTY = "medium"
 TOKENS_PER_WORD = 1.5

@@ -13,7 +13,7 @@ from trainwright.evaluate.asked import Evaluation
 from trainwright.evaluate.engines.engine import Placement
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device, Inventory
-from trainwright.hardware.local import cuda_environment, select_devices
+from trainwright.hardware.selection import cuda_environment, select_devices
 from trainwright.plan.modes import GpuMode, answer_dtype, answer_mode
 
 SAMPLES = 8

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from trainwright.errors import UserError
 from trainwright.hardware.inventory import Device, Host, Inventory, NvLink, parse_inventory
-from trainwright.hardware.local import local_inventory, select_devices
 from trainwright.hardware.reading import NOT_AVAILABLE
+from trainwright.hardware.selection import select_devices
 
 _WHICH: Final = re.compile(r"^(\s*(\d+|GPU-[\w-]+|MIG-[\w/-]+)\s*,?)+$")
 _KINDS: Final = ("cuda", "mps", "cpu")
@@ -28,6 +28,8 @@ def asked_inventory(spec: str | None, device: str = "auto") -> Inventory:
     """
     if spec is not None and spec != "auto" and not _WHICH.match(spec):
         return parse_inventory(spec)
+    from trainwright.hardware.local import local_inventory  # NVML's bindings and psutil take a while to import
+
     inventory = local_inventory(device)  # type: ignore[arg-type]
     if spec is None or spec == "auto":
         return inventory

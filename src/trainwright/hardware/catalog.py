@@ -1,8 +1,17 @@
-"""The GPU catalogue: what each model can do, every figure with its source; read from catalog.yaml."""
+"""The GPU catalogue: what each model can do, every figure with its source; read from catalog.json.
+
+A bare number stands in the source that its entry names; another source is written beside it. Rates are dense (no
+structured sparsity; data sheets often print the sparse rate, twice as high) and for tensor cores with fp32
+accumulation, which is what training uses and which GeForce cards do at half the rate of fp16 accumulation. GB/s are
+decimal; NVLink is the sum of all links and both directions. Makers print GB of memory and mean GiB. `unverified`:
+derived (SMs x operations per clock x boost clock), or known from users and not from the maker. Apple publishes no
+16-bit rate of its own.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +19,6 @@ from importlib.resources import files
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
-from ruamel.yaml import YAML
 
 from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB, MIB, NotAvailable, Reading
@@ -24,7 +32,7 @@ _NEAR_IN_MEMORY: Final = 0.15
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Figure(_Entry):
@@ -128,8 +136,7 @@ def figures(gpu: Gpu) -> dict[str, Figure]:
 @cache
 def catalog() -> Catalog:
     """The bundled catalogue, validated once a process."""
-    text = (files("trainwright.hardware") / "catalog.yaml").read_text(encoding="utf-8")
-    raw = YAML(typ="safe").load(text)
+    raw = json.loads((files("trainwright.hardware") / "catalog.json").read_text(encoding="utf-8"))
     gpus = {}
     for key, entry in raw["gpus"].items():
         source = entry.pop("source")

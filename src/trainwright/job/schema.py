@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from trainwright.job import placeholders
+from trainwright.job.documentation import document
 
 Auto = Literal["auto"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -45,9 +46,7 @@ PLANNED_TASKS = ("framer-lora", "ct-clip", "speech-lora")
 class Section(BaseModel):
     """A part of the job; unknown keys are refused, values never change after reading."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, json_schema_extra=document)
 
 
 class Interval(Section):

@@ -11,7 +11,7 @@ from trainwright.estimate.measured_runs import stored_runs
 from trainwright.estimate.traced import traced_memory
 from trainwright.hardware.asked import asked_inventory, stored_inventory
 from trainwright.hardware.inventory import Inventory
-from trainwright.hardware.local import select_devices
+from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, Wish, choose

@@ -18,8 +18,9 @@ from trainwright.estimate.request import Request
 from trainwright.estimate.traced import traced_memory
 from trainwright.hardware.catalog import Gpu
 from trainwright.hardware.inventory import Device, Host, Inventory
-from trainwright.hardware.local import local_inventory, select_devices
+from trainwright.hardware.local import local_inventory
 from trainwright.hardware.reading import GIB, NotAvailable
+from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.launch.beginning import make_ready, make_ready_with_less_memory, write_run_files

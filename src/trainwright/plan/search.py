@@ -17,8 +17,8 @@ from trainwright.estimate.measured_runs import Kind, gpu_model, kind_of
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import Gpu
 from trainwright.hardware.inventory import Device, Host
-from trainwright.hardware.local import cuda_environment
 from trainwright.hardware.precision import PrecisionChoice, choose_precision
+from trainwright.hardware.selection import cuda_environment
 from trainwright.job.schema import Job
 from trainwright.plan.balance import shares_by_speed
 from trainwright.plan.estimates import (

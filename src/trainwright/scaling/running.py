@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.choice import Choice
-from trainwright.hardware.local import local_inventory, select_devices
+from trainwright.hardware.local import local_inventory
+from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.launch.running import require_train_extra
 from trainwright.launch.showing import tell

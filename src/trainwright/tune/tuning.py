@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.hardware.local import local_inventory, select_devices
+from trainwright.hardware.local import local_inventory
 from trainwright.hardware.reading import GIB
+from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.preset import PREFIX
 from trainwright.job.schema import Job

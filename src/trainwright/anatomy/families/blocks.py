@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from trainwright.anatomy.config import Config
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Over, Segment, Weight, embedding, linear, norm
+
+Builders: TypeAlias = Mapping[str, tuple[type[Config], Callable[[Any], Anatomy]]]
+"""By `model_type`: the config of a family, and what builds the anatomy from it."""
 
 QKV = ("q", "k", "v")
 

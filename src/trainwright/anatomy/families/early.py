@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import QKV, decoder, plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import QKV, Builders, decoder, plain_mlp, split_attention, stack
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Segment, embedding, linear, norm
 
 
@@ -165,3 +165,10 @@ def mpt(config: MptConfig) -> Anatomy:
         final_norm="transformer.norm_f",
         attention_is_eager=True,
     )
+
+
+BUILDERS: Final[Builders] = {
+    MptConfig.model_type: (MptConfig, mpt),
+    OptConfig.model_type: (OptConfig, opt),
+    BloomConfig.model_type: (BloomConfig, bloom),
+}

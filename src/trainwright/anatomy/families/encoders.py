@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import Builders, plain_mlp, split_attention, stack
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Segment, Weight, embedding, linear, norm, parameter
 
 
@@ -150,3 +150,9 @@ def patch_projection(name: str, hidden: int, channels: int, patch: tuple[int, in
         reads="image",
         shape=(hidden, channels, *patch),
     )
+
+
+BUILDERS: Final[Builders] = {
+    BertConfig.model_type: (BertConfig, bert),
+    VitConfig.model_type: (VitConfig, vit),
+}

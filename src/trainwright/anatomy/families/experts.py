@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived
-from trainwright.anatomy.families.blocks import decoder, gated_mlp, head_norms, split_attention, stack
+from trainwright.anatomy.families.blocks import Builders, decoder, gated_mlp, head_norms, split_attention, stack
 from trainwright.anatomy.families.llama import one_type_a_layer, split_evenly, windowed
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Weight, linear, norm
 
@@ -213,3 +213,10 @@ def _model(config: Any, blocks: list[tuple[Operation, ...]]) -> Anatomy:
         hidden_size=config.hidden_size,
         tie=config.tie_word_embeddings,
     )
+
+
+BUILDERS: Final[Builders] = {
+    MixtralConfig.model_type: (MixtralConfig, mixtral),
+    Qwen2MoeConfig.model_type: (Qwen2MoeConfig, qwen2_moe),
+    Qwen3MoeConfig.model_type: (Qwen3MoeConfig, qwen3_moe),
+}

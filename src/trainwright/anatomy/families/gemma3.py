@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from trainwright.anatomy.config import Config, multiple_of_heads, read_fields
-from trainwright.anatomy.families.blocks import plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import Builders, plain_mlp, split_attention, stack
 from trainwright.anatomy.families.encoders import pair, patch_projection
 from trainwright.anatomy.families.llama import Gemma3TextConfig, gemma3_text
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Segment, Weight, embedding, norm, parameter
@@ -123,3 +123,8 @@ def _tower_block(vision: SiglipVisionConfig) -> tuple[Operation, ...]:
 def _aside(weight: Weight) -> Weight:
     """The same weight, never passed by text."""
     return dataclasses.replace(weight, part="vision", over="nothing", reads="image", writes=("image",), begins=False)
+
+
+BUILDERS: Final[Builders] = {
+    Gemma3Config.model_type: (Gemma3Config, gemma3),
+}

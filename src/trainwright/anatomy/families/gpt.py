@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import QKV, decoder, head_norms, plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import QKV, Builders, decoder, head_norms, plain_mlp, split_attention, stack
 from trainwright.anatomy.families.llama import split_evenly
 from trainwright.anatomy.parts import Anatomy, Attention, Kind, Operation, embedding, linear, norm
 
@@ -219,3 +219,12 @@ def gpt_neox(config: GptNeoxConfig) -> Anatomy:
         final_norm="gpt_neox.final_layer_norm",
         norm_bias=True,
     )
+
+
+BUILDERS: Final[Builders] = {
+    PhiConfig.model_type: (PhiConfig, phi),
+    Gpt2Config.model_type: (Gpt2Config, gpt2),
+    GptNeoxConfig.model_type: (GptNeoxConfig, gpt_neox),
+    GptBigCodeConfig.model_type: (GptBigCodeConfig, gpt_bigcode),
+    Starcoder2Config.model_type: (Starcoder2Config, starcoder2),
+}

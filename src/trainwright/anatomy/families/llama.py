@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import decoder, gated_mlp, head_norms, split_attention, stack
+from trainwright.anatomy.families.blocks import Builders, decoder, gated_mlp, head_norms, split_attention, stack
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, linear, norm
 
 
@@ -289,3 +289,15 @@ def _model(config: Any, blocks: list[tuple[Operation, ...]], *, dropout: float =
         tokens=f"{path}.embed_tokens",
         final_norm=f"{path}.norm",
     )
+
+
+BUILDERS: Final[Builders] = {
+    LlamaConfig.model_type: (LlamaConfig, llama),
+    MistralConfig.model_type: (MistralConfig, mistral),
+    Qwen2Config.model_type: (Qwen2Config, qwen2),
+    Qwen3Config.model_type: (Qwen3Config, qwen3),
+    GemmaConfig.model_type: (GemmaConfig, gemma),
+    Gemma2Config.model_type: (Gemma2Config, gemma2),
+    Gemma3TextConfig.model_type: (Gemma3TextConfig, gemma3_text),
+    Phi3Config.model_type: (Phi3Config, phi3),
+}

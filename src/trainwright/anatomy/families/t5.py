@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived
-from trainwright.anatomy.families.blocks import split_attention, stack
+from trainwright.anatomy.families.blocks import Builders, split_attention, stack
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Over, Segment, Weight, embedding, linear, norm
 
 
@@ -149,3 +149,8 @@ def _feed_forward(config: T5Config, path: str, stream: Over) -> tuple[Operation,
         *(linear(f"{path}.{name}", "mlp", config.d_model, config.d_ff, writes="inner", over=stream) for name in up),
         linear(f"{path}.wo", "mlp", config.d_ff, config.d_model, reads="inner", writes=stream, over=stream),
     )
+
+
+BUILDERS: Final[Builders] = {
+    T5Config.model_type: (T5Config, t5),
+}

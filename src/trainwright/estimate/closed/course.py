@@ -106,24 +106,27 @@ def _stretches(tape: Tape, repeats: Mapping[str, int]) -> list[Stretch]:
     """
     ends = [index for _, index in tape.marks[1:]] + [len(tape.events)]
     turning = next((index for name, index in tape.marks if name == TURNING), 0)
-    kept = _outliving(tape, turning)
+    parts = list(tape.parts)
+    for key in _outliving(tape, turning):
+        if parts[key] == "temporaries":
+            parts[key] = "activations"
     logits = _Segments()
-    born: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    """Of the layers that a key stands for."""
     found = []
     position = 0
-    for place, ((name, _), end) in enumerate(zip(tape.marks, ends, strict=True)):
+    for (name, _), end in zip(tape.marks, ends, strict=True):
+        count = repeats.get(name, 1)
+        own = _layer(name)
+        lasting = tape.lasting if own and count > 1 else frozenset()
         events = []
         at_last: Parts = {}
-        own = _layer(name)
         for key, size in tape.events[position:end]:
-            origin = tape.marks[born.setdefault(key, place)][0]
-            many = 1 if own else repeats.get(origin, 1)
-            part = tape.parts[key]
-            part = "activations" if part == "temporaries" and key in kept else part
-            if key in tape.lasting and own and repeats.get(name, 1) > 1:
-                at_last[part] = at_last.get(part, 0j) + size
+            many = counts.setdefault(key, count)
+            if key in lasting:
+                at_last[parts[key]] = at_last.get(parts[key], 0j) + size
             else:
-                events.append((size * many, part))
+                events.append((size if own or many == 1 else size * many, parts[key]))
         found.append(_stretch(events, name, logits, at_last))
         position = end
     return found
@@ -142,33 +145,41 @@ def hull(points: Iterable[Point], height: Callable[[Point], Size] = lambda point
 
 
 def _stretch(events: Sequence[tuple[Size, str]], name: str, logits: _Segments, at_last: Parts) -> Stretch:
-    candidates: list[tuple[Size, int, Size]] = []
+    candidates: list[tuple[Size, int]] = []
+    idle_at: dict[int, Size] = {}
     total: Size = 0j
     rising = False
     for index, (size, part) in enumerate(events):
         falls = size.real < 0 or size.imag < 0
         if falls and rising:
-            candidates.append((total, index, logits.idle))
+            candidates.append((total, index))
+            idle_at[index] = logits.idle
         if part == LOGITS:
             logits.change(size)
         rising = not falls
         total += size
     if rising:
-        candidates.append((total, len(events), logits.idle))
-    idle_at = {index: idle for _, index, idle in candidates}
-    wanted = {index for _, index in _highest((line, index) for line, index, _ in candidates)}
-    wanted |= {index for _, index in _highest((line + idle, index) for line, index, idle in candidates)}
+        candidates.append((total, len(events)))
+        idle_at[len(events)] = logits.idle
+    wanted = {index for _, index in _highest(candidates)}
+    if any(idle_at.values()):
+        wanted |= {index for _, index in _highest((line + idle_at[index], index) for line, index in candidates)}
     if name == EMBEDDING and not any(part == "gathered weights" for _, part in events):
         idle_at = dict.fromkeys(idle_at, 0j)
     now: Parts = {}
     points = []
-    for index, (size, part) in enumerate(events):
-        if index in wanted:
-            points.append(Point(sum(now.values(), 0j), dict(now), name, idle_at[index]))
-        now[part] = now.get(part, 0j) + size
-    if len(events) in wanted:
-        points.append(Point(total, dict(now), name, idle_at[len(events)]))
+    position = 0
+    for index in sorted(wanted):
+        _add_up(now, events[position:index])
+        position = index
+        points.append(Point(sum(now.values(), 0j), dict(now), name, idle_at[index]))
+    _add_up(now, events[position:])
     return Stretch(name, tuple(points), now, at_last)
+
+
+def _add_up(now: Parts, events: Iterable[tuple[Size, str]]) -> None:
+    for size, part in events:
+        now[part] = now.get(part, 0j) + size
 
 
 class _Segments:
@@ -176,21 +187,20 @@ class _Segments:
 
     def __init__(self) -> None:
         self._free: list[Size] = []
-
-    @property
-    def idle(self) -> Size:
+        self.idle: Size = 0j
         """What is free in all of them."""
-        return sum(self._free, 0j)
 
     def change(self, size: Size) -> None:
         """Take a piece, or give one back where it is negative."""
         if size.real < 0 or size.imag < 0:
             self._free.append(-size)
+            self.idle -= size
             return
         fits = [free for free in self._free if free.real >= size.real and free.imag >= size.imag]
         if fits:
             chosen = min(fits, key=abs)
             self._free.remove(chosen)
+            self.idle -= size
             if chosen != size:
                 self._free.append(chosen - size)
 

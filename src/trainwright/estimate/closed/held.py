@@ -30,7 +30,8 @@ def held(anatomy: Anatomy, request: Request, found: Parameters) -> Held:
     """Bytes by part, all the time and in the parts of a step."""
     if request.strategy.startswith("zero"):
         packed = sum(map(nf4_bytes, found.packed))
-        there = zero.held(request, found, packed, max(map(segment_parameters, anatomy.layers)))
+        kinds = {id(layer.operations): layer for layer in anatomy.layers}
+        there = zero.held(request, found, packed, max(map(segment_parameters, kinds.values())))
     else:
         there = _held_by_torch(anatomy, request, found)
     there.static["workspaces"] = 2 * workspace_bytes(request.compute_capability)

@@ -97,6 +97,7 @@ class _Gpu:
         self._names = 0
         self._gradients: dict[int, list[int]] = defaultdict(list)
         """Their names by size."""
+        self._played: dict[int, list[tuple[int, int]]] = {}
 
     def take(self, sizes_bytes: Iterable[int]) -> list[int]:
         """Take pieces; return their names."""
@@ -132,8 +133,7 @@ class _Gpu:
         allocate, free, first = self.allocator.allocate, self.allocator.free, self._names
         self._names += recording.keys
         streams, given_back = recording.streams, recording.given_back
-        for key, line in recording.events:
-            size = round(line.real + samples * line.imag)
+        for key, size in self._sized(recording, samples):
             if size > 0:
                 allocate(first + key, size, streams.get(key, 0))
             elif key in given_back:
@@ -147,6 +147,14 @@ class _Gpu:
                 allocate(first + key, self._workspaces.pop())
         for key, line in recording.left:
             self._gradients[round(line.real + samples * line.imag)].append(first + key)
+
+    def _sized(self, recording: Recording, samples: int) -> Sequence[tuple[int, int]]:
+        """Keys and bytes of its events, which are played once a step."""
+        known = self._played.get(id(recording))
+        if known is None:
+            known = [(key, round(line.real + samples * line.imag)) for key, line in recording.events]
+            self._played[id(recording)] = known
+        return known
 
 
 def _standing(anatomy: Anatomy, request: Request, found: Parameters, there: Held) -> list[int]:

@@ -7,11 +7,11 @@ what is there whatever the micro-batch, and what every sample of it adds, so tha
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any, Final
 
 Size = complex
@@ -325,23 +325,24 @@ class Tape:
 
     def run_backward(self, root: Node, gradient: Tensor) -> None:
         """torch/csrc/autograd/engine.cpp: nodes whose gradient is complete go, the youngest first."""
-        waiting: dict[Node, int] = {}
-        seen, stack = {root}, [root]
+        waiting: dict[Node, int] = {root: 0}
+        stack = [root]
         while stack:
             for edge in stack.pop().edges:
                 if edge is None:
                     continue
                 node = edge[0]
-                waiting[node] = waiting.get(node, 0) + 1
-                if node not in seen:
-                    seen.add(node)
+                if node in waiting:
+                    waiting[node] += 1
+                else:
+                    waiting[node] = 1
                     stack.append(node)
         buffers: dict[Node, list[Tensor]] = {root: [gradient]}
-        del gradient, seen, stack
+        del gradient, stack
         count = 0
         ready: list[tuple[int, int, Node]] = [(-root.order, count, root)]
         while ready:
-            node = heapq.heappop(ready)[2]
+            node = heappop(ready)[2]
             if node.hook is not None:
                 node.hook()
             held = buffers.pop(node, None)
@@ -349,27 +350,31 @@ class Tape:
                 if held:
                     self.accumulate(node.leaf, held.pop())
                 continue
-            outputs: Any = [None] * len(node.edges)
+            edges = node.edges
+            outputs: Any = [None] * len(edges)
             if held:
                 assert node.backward is not None, "the graph was already run"
                 outputs = list(node.backward(held[0]))
-            for place, edge in enumerate(node.edges):
-                if edge is not None and outputs[place] is not None:
-                    outputs[place] = self._validated(outputs[place], edge[1], edge[2])
+                for place, edge in enumerate(edges):
+                    if edge is not None and outputs[place] is not None:
+                        outputs[place] = self._validated(outputs[place], edge[1], edge[2])
             del held
             node.backward = None
-            for place, edge in enumerate(node.edges):
+            for place, edge in enumerate(edges):
                 if edge is None:
                     continue
                 target = edge[0]
                 output, outputs[place] = outputs[place], None
                 if output is not None:
-                    self._add(buffers, target, output)
+                    if target in buffers:
+                        self._add(buffers[target], output)
+                    else:
+                        buffers[target] = [output]
                 del output
                 waiting[target] -= 1
                 if not waiting[target]:
                     count += 1
-                    heapq.heappush(ready, (-target.order, count, target))
+                    heappush(ready, (-target.order, count, target))
 
     def _validated(self, gradient: Tensor, elements: Size, dtype: int) -> Tensor:
         """`validate_outputs`: a gradient is summed to the shape and cast to the dtype of what it is for."""
@@ -383,12 +388,8 @@ class Tape:
             gradient = self.new(elements, dtype)
         return gradient
 
-    def _add(self, buffers: dict[Node, list[Tensor]], target: Node, new: Tensor) -> None:
+    def _add(self, held: list[Tensor], new: Tensor) -> None:
         """`InputBuffer::accumulate`: in place when nobody else holds the first gradient."""
-        held = buffers.get(target)
-        if held is None:
-            buffers[target] = [new]
-            return
         old = held[0]
         alone = sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2
         if not (alone and old.dense) or old.view:

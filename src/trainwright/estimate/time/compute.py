@@ -7,13 +7,14 @@ of one kind are worked out once: the second of each kind stands for all that fol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from trainwright.anatomy.adapters import Adapter, Lora, adapters
 from trainwright.anatomy.flops import Batch, StepFlops, step_flops
 from trainwright.anatomy.parameters import path_of
-from trainwright.anatomy.parts import Anatomy, Attention, Part, Segment, Weight
+from trainwright.anatomy.parts import Anatomy, Attention, Over, Part, Segment, Weight
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import traffic
 from trainwright.estimate.time.kernels import attention_s, matmul_s, stream_s
@@ -33,6 +34,11 @@ class Phase:
     attention_s: float = 0.0
     memory_s: float = 0.0
     kernels: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all kernels."""
+        return self.matmul_s + self.attention_s + self.memory_s
 
     def __add__(self, other: Phase) -> Phase:
         return Phase(
@@ -174,6 +180,19 @@ class _Timing:
             recompute += Phase(memory_s=stream_s(self.speed, layer_moved.forward), kernels=layer_moved.forward_kernels)
         return forward, recompute, backward
 
+    @cached_property
+    def _counts(self) -> Mapping[Over, int]:
+        return self.batch.counts(self.anatomy)
+
+    @cached_property
+    def _matrices_by_part(self) -> Mapping[Part, Sequence[Weight]]:
+        found: dict[Part, list[Weight]] = {}
+        for segment in self.block.segments:
+            for operation in segment.operations:
+                if isinstance(operation, Weight) and operation.is_matmul:
+                    found.setdefault(operation.part, []).append(operation)
+        return found
+
     def _recomputed(self) -> Mapping[Part, int]:
         """Operations that are computed again: without the early stop of the non-reentrant kind, all of a layer's."""
         flops = self.block.flops
@@ -198,13 +217,7 @@ class _Timing:
 
     def _matrices(self, part: Part, arithmetic: Arithmetic, flops: int, *, backward: bool) -> Phase:
         """One part: each matrix its share of the operations, at the rate of its shape."""
-        counts = self.batch.counts(self.anatomy)
-        weights = [
-            operation
-            for segment in self.block.segments
-            for operation in segment.operations
-            if isinstance(operation, Weight) and operation.part == part and operation.is_matmul
-        ]
+        counts, weights = self._counts, self._matrices_by_part.get(part, ())
         sizes = [counts[w.over] * w.rows * w.columns * w.active for w in weights]
         whole = sum(sizes) or 1
         trained = self.request.method.type == "full"
@@ -249,7 +262,7 @@ class _Timing:
 
     def _adapters(self, flops: int, *, backward: bool) -> float:
         """Thin products: what they move counts more than what they compute."""
-        counts = self.batch.counts(self.anatomy)
+        counts = self._counts
         size = sum(counts[w.over] * a.rank * (w.rows + w.columns) for w, a in self.adapted) or 1
         kind: Arithmetic = arithmetic_of(self.request, self.speed)
         if not self.request.autocast and traffic.Widths.of(self.request).trained == 4:
@@ -265,7 +278,7 @@ class _Timing:
 
     def _moved(self) -> tuple[traffic.Moved, traffic.Moved]:
         """Between the products: of all segments, and of the layers among them."""
-        widths, counts = traffic.Widths.of(self.request), self.batch.counts(self.anatomy)
+        widths, counts = traffic.Widths.of(self.request), self._counts
         inside, outside = traffic.Moved(), traffic.Moved()
         for segment in self.block.segments:
             found = traffic.layer(self.anatomy, segment, self.request, widths, counts)

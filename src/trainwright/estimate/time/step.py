@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from trainwright.anatomy import Anatomy
 from trainwright.errors import UserError
 from trainwright.estimate.figures import StepTime
+from trainwright.estimate.recent import Recent
 from trainwright.estimate.request import Request
 from trainwright.estimate.time.communication import Pace, Tensors, exposed_s
 from trainwright.estimate.time.compute import NF4_BYTES, Passes, Phase, arithmetic_of
@@ -32,7 +33,9 @@ _LAUNCH_S: Final = (12e-6, 13e-6)
 _CPU_ADAM_PARAMETERS_S: Final = Spread(1.0e9, 4.0e9, 6.0e9)
 # Of the host: 24 to 30 microseconds on the 16 virtual cores beside an H200 (small models of
 # benchmarks/results/gpu_truth_h200.json over their kernels), 8 on a fast core.
-_LAUNCH_SPREAD: Final = (0.6, 2.4)
+_LAUNCH_SLOWED: Final = (2.4, 1.0, 0.6)
+_SLOW, _USUAL, _FAST = 0, 1, 2
+"""Ends of the spreads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,19 @@ class _Rank:
     speed: Speed
     passes: Passes
     update_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Devices that train together: their kinds, whose each one is, how many nodes, and what connects them."""
+
+    kinds: Mapping[str, catalog.Gpu]
+    keys: tuple[str, ...]
+    nodes: int
+    link: Link
+
+
+_groups: Recent[_Group] = Recent()
 
 
 def why_not(request: Request, devices: tuple[Device, ...]) -> str | None:
@@ -81,22 +97,22 @@ def step_time(
     assert len(devices) == request.world_size, "one device for each rank"
     if reason := why_not(request, devices):
         raise UserError(f"no time of a step: {reason}")
-    gpus = [_gpu(device) for device in devices]
-    link = link_of(devices, gpus, network_gb_s, peer_access=peer_access)
+    group = _groups.of((devices,), (network_gb_s, peer_access), lambda: _grouped(devices, network_gb_s, peer_access))
     size = recent_size(anatomy, request)
-    kinds = {key: _rank(anatomy, request, speed_of(gpu), size, update) for key, gpu in {g.key: g for g in gpus}.items()}
+    kinds = {key: _rank(anatomy, request, speed_of(gpu), size, update) for key, gpu in group.kinds.items()}
     tensors = _tensors(anatomy, request, size)
-    host_s = _host_s(request, link, size, tensors, devices)
-    usual = _Total(request, link, tensors, host_s, kinds, 1)
-    parts = usual.parts()
-    ranks = {key: usual.alone_s(rank) for key, rank in kinds.items()}
+    host_s = _host_s(request, group, size, tensors)
+    slow, usual, fast = (
+        {key: _Course(request, rank, end) for key, rank in kinds.items()} for end in (_SLOW, _USUAL, _FAST)
+    )
+    parts = _parts(request, group.link, tensors, host_s, usual.values())
     return StepTime(
         step_s=sum(parts.values()),
-        low_s=sum(_Total(request, link, tensors, host_s, kinds, 2).parts().values()),
-        high_s=sum(_Total(request, link, tensors, host_s, kinds, 0).parts().values()),
+        low_s=sum(_parts(request, group.link, tensors, host_s, fast.values()).values()),
+        high_s=sum(_parts(request, group.link, tensors, host_s, slow.values()).values()),
         parts_s=parts,
         limit=max(parts, key=lambda part: parts[part]),
-        ranks_s=tuple(ranks[gpu.key] for gpu in gpus),
+        ranks_s=tuple(usual[key].alone_s for key in group.keys),
     )
 
 
@@ -105,76 +121,73 @@ def _gpu(device: Device) -> catalog.Gpu:
     return catalog.catalog().gpus[device.catalog_key]
 
 
-@dataclass(frozen=True)
-class _Total:
-    """The step at one end of the spreads: 0 slow, 1 usual, 2 fast."""
+def _grouped(devices: tuple[Device, ...], network_gb_s: float | None, peer_access: bool) -> _Group:
+    gpus = [_gpu(device) for device in devices]
+    link = link_of(devices, gpus, network_gb_s, peer_access=peer_access)
+    nodes = len({device.node for device in devices})
+    return _Group({gpu.key: gpu for gpu in gpus}, tuple(gpu.key for gpu in gpus), nodes, link)
 
-    request: Request
-    link: Link
-    tensors: Tensors
-    host_s: tuple[float, float, float]
-    kinds: Mapping[str, _Rank]
-    end: int
 
-    def parts(self) -> dict[str, float]:
-        """Seconds by part of the rank that takes longest."""
-        slowest = max(self.kinds.values(), key=self.alone_s)
-        steps = self.request.gradient_accumulation_steps
-        phases = slowest.passes.forward, slowest.passes.recompute, slowest.passes.backward
-        forward, recompute, backward = (self._scaled(slowest, phase) for phase in phases)
-        waits = [self._wait_s(phase, phase is backward) for phase in (forward, recompute, backward)]
-        pace = Pace(
-            _sum(forward) + waits[0],
-            _sum(recompute) + _sum(backward) + waits[1] + waits[2],
-            slowest.speed.multiprocessors,
-            _end(slowest.speed.bandwidth, self.end),
+class _Course:
+    """What one kind of GPU does in a step before it has to wait for others, at one end of the spreads."""
+
+    def __init__(self, request: Request, rank: _Rank, end: int) -> None:
+        speed, passes = rank.speed, rank.passes
+        products = speed.matmul[arithmetic_of(request, speed)]
+        longer = (
+            _longer(products, end),
+            _longer(speed.flash_forward or products, end),
+            _longer(speed.bandwidth, end),
         )
-        rate = _end(self.link.rate, self.end)
-        parts = {
-            "matrix products": steps * (forward.matmul_s + recompute.matmul_s + backward.matmul_s),
-            "attention": steps * (forward.attention_s + recompute.attention_s + backward.attention_s),
-            "memory-bound kernels": steps * (forward.memory_s + recompute.memory_s + backward.memory_s),
-            "kernel launches": steps * sum(waits),
-            "optimizer": slowest.update_s * self._factor(slowest.speed.bandwidth),
-            "communication": exposed_s(self.request, self.link, rate, self.tensors, pace),
-            "offload": self.host_s[self.end],
-        }
-        return {part: seconds for part, seconds in parts.items() if seconds > 0}
-
-    def alone_s(self, rank: _Rank) -> float:
-        """Seconds that this GPU computes in a step before it has to wait for others."""
-        passes, steps = rank.passes, self.request.gradient_accumulation_steps
-        forward, recompute = (self._scaled(rank, phase) for phase in (passes.forward, passes.recompute))
-        backward = self._scaled(rank, passes.backward)
-        computed = sum(_sum(phase) + self._wait_s(phase, False) for phase in (forward, recompute))
-        computed += _sum(backward) + self._wait_s(backward, True)
-        return steps * computed + rank.update_s * self._factor(rank.speed.bandwidth)
-
-    def _scaled(self, rank: _Rank, phase: Phase) -> Phase:
-        kind = arithmetic_of(self.request, rank.speed)
-        attention = rank.speed.flash_forward or rank.speed.matmul[kind]
-        return Phase(
-            phase.matmul_s * self._factor(rank.speed.matmul[kind]),
-            phase.attention_s * self._factor(attention),
-            phase.memory_s * self._factor(rank.speed.bandwidth),
-            phase.kernels,
+        self.end, self.speed = end, speed
+        self.forward, self.recompute, self.backward = (
+            _stretched(phase, *longer) for phase in (passes.forward, passes.recompute, passes.backward)
         )
+        slow = _LAUNCH_SLOWED[end]
+        forward_wait_s = _wait_s(self.forward, _LAUNCH_S[0] * slow)
+        backward_wait_s = _wait_s(self.recompute, _LAUNCH_S[0] * slow) + _wait_s(self.backward, _LAUNCH_S[1] * slow)
+        self.waits_s = forward_wait_s + backward_wait_s
+        self.forward_s = self.forward.seconds + forward_wait_s
+        self.backward_s = self.recompute.seconds + self.backward.seconds + backward_wait_s
+        self.update_s = rank.update_s * _longer(speed.bandwidth, end)
+        self.alone_s = request.gradient_accumulation_steps * (self.forward_s + self.backward_s) + self.update_s
 
-    def _factor(self, spread: Spread) -> float:
-        return spread.usual / _end(spread, self.end)
 
-    def _wait_s(self, phase: Phase, backward: bool) -> float:
-        """Seconds in which the GPU waits for the next kernel to be launched."""
-        slow = (_LAUNCH_SPREAD[1], 1.0, _LAUNCH_SPREAD[0])[self.end]
-        return max(0.0, phase.kernels * _LAUNCH_S[backward] * slow - _sum(phase))
+def _parts(
+    request: Request, link: Link, tensors: Tensors, host_s: tuple[float, float, float], kinds: Iterable[_Course]
+) -> dict[str, float]:
+    """Seconds by part of the rank that takes longest."""
+    slowest = max(kinds, key=lambda course: course.alone_s)
+    steps, passes = request.gradient_accumulation_steps, (slowest.forward, slowest.recompute, slowest.backward)
+    bandwidth = _end(slowest.speed.bandwidth, slowest.end)
+    pace = Pace(slowest.forward_s, slowest.backward_s, slowest.speed.multiprocessors, bandwidth)
+    parts = {
+        "matrix products": steps * sum(phase.matmul_s for phase in passes),
+        "attention": steps * sum(phase.attention_s for phase in passes),
+        "memory-bound kernels": steps * sum(phase.memory_s for phase in passes),
+        "kernel launches": steps * slowest.waits_s,
+        "optimizer": slowest.update_s,
+        "communication": exposed_s(request, link, _end(link.rate, slowest.end), tensors, pace),
+        "offload": host_s[slowest.end],
+    }
+    return {part: seconds for part, seconds in parts.items() if seconds > 0}
+
+
+def _stretched(phase: Phase, products: float, attention: float, memory: float) -> Phase:
+    return Phase(phase.matmul_s * products, phase.attention_s * attention, phase.memory_s * memory, phase.kernels)
+
+
+def _longer(rate: Spread, end: int) -> float:
+    return rate.usual / _end(rate, end)
+
+
+def _wait_s(phase: Phase, launch_s: float) -> float:
+    """Seconds in which the GPU waits for the next kernel to be launched."""
+    return max(0.0, phase.kernels * launch_s - phase.seconds)
 
 
 def _end(spread: Spread, end: int) -> float:
     return (spread.slow, spread.usual, spread.fast)[end]
-
-
-def _sum(phase: Phase) -> float:
-    return phase.matmul_s + phase.attention_s + phase.memory_s
 
 
 def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size, update: Update | None) -> _Rank:
@@ -205,20 +218,19 @@ def _tensors(anatomy: Anatomy, request: Request, size: Size) -> Tensors:
     return Tensors(weights, float(size.trained * width), float(size.trained * half), len(anatomy.layers))
 
 
-def _host_s(
-    request: Request, link: Link, size: Size, tensors: Tensors, devices: tuple[Device, ...]
-) -> tuple[float, float, float]:
+def _host_s(request: Request, group: _Group, size: Size, tensors: Tensors) -> tuple[float, float, float]:
     """Seconds of what passes over PCIe, and of the optimizer on the CPU: slow, usual, fast.
 
     Gradients go to the host and updated weights come back once a step; parameters that live there come for every pass.
     """
     if request.offload == "none":
         return (0.0, 0.0, 0.0)
-    ranks, nodes = request.world_size, len({device.node for device in devices})
+    ranks = request.world_size
     over_pcie = (tensors.gradients + tensors.updated) / ranks
     if request.offload == "optimizer+parameters":
         over_pcie += 2 * request.gradient_accumulation_steps * tensors.weights / ranks
     slow, usual, fast = (
-        over_pcie / _end(link.host, end) + size.trained / nodes / _end(_CPU_ADAM_PARAMETERS_S, end) for end in (0, 1, 2)
+        over_pcie / _end(group.link.host, end) + size.trained / group.nodes / _end(_CPU_ADAM_PARAMETERS_S, end)
+        for end in (_SLOW, _USUAL, _FAST)
     )
     return slow, usual, fast
