@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from tracing import LLAMA, phases, really_run, request, trace
+
+from trainwright.estimate.trace.distributed import look_once_for_shards_of_shards
 
 CPU_FSDP2 = {"device": "cpu", "strategy": "fsdp2", "world_size": 2, "gradient_checkpointing": "non_reentrant"}
 CASES = {
@@ -84,3 +89,18 @@ def test_checkpoints_around_units_keep_the_gradients_of_all_layers(tmp_path: Pat
     answers = json.loads(trace([asked, asked | {"checkpoint_around_unit": True}], tmp_path).stdout)
     inside, around = (phases(answer)["backward 2"] for answer in answers)
     assert around - inside == pytest.approx((layers - 1) * hidden, abs=3 * hidden)
+
+
+def test_shards_of_shards_still_agree_on_their_order() -> None:
+    """What torch looks for in all arguments of an operator is looked for once, and where it is there, torch goes on."""
+    look_once_for_shards_of_shards()
+
+    def spec(placement: Shard, in_order: bool) -> SimpleNamespace:
+        return SimpleNamespace(placements=(placement,), use_strided_shard_as_shard_order=in_order, shard_order=())
+
+    for placement, changed in ((_StridedShard(0, split_factor=2), True), (Shard(0), False)):
+        made = spec(placement, in_order=False)
+        strategy = SimpleNamespace(strategies=[SimpleNamespace(output_specs=(made,), input_specs=None)])
+        schema = SimpleNamespace(args_spec=(spec(placement, in_order=True),))
+        _sharding_prop._propagate_use_strided_shard_flag(strategy, schema)  # type: ignore[arg-type]
+        assert made.use_strided_shard_as_shard_order == changed

@@ -47,6 +47,7 @@ def open_mesh(request: Request) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     pause_while_propagating()
+    look_once_for_shards_of_shards()
     return init_device_mesh(request.device, (request.world_size,))
 
 
@@ -65,6 +66,31 @@ def pause_while_propagating() -> None:
 
         unseen.__wrapped__ = original  # type: ignore[attr-defined]
         setattr(ShardingPropagator, name, unseen)
+
+
+def look_once_for_shards_of_shards() -> None:
+    """torch 2.13 looks through all arguments of a foreach operator for each of them, which is a quarter of a trace.
+
+    `_propagate_use_strided_shard_flag` (torch/distributed/tensor/_sharding_prop.py) has nothing to do where none is
+    sharded twice.
+    """
+    from torch.distributed.tensor import _sharding_prop
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    original: Any = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+    seen: tuple[Any, bool] = (None, False)
+
+    def where_there_are_any(strategy: Any, schema: Any) -> None:
+        nonlocal seen
+        if schema is not seen[0]:
+            seen = schema, any(isinstance(p, _StridedShard) for spec in schema.args_spec for p in spec.placements)
+        if seen[1]:
+            original(strategy, schema)
+
+    where_there_are_any.__wrapped__ = original  # type: ignore[attr-defined]
+    _sharding_prop._propagate_use_strided_shard_flag = where_there_are_any
 
 
 def wrap(model: nn.Module, request: Request, mesh: Any) -> nn.Module:
