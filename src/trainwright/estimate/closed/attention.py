@@ -23,6 +23,8 @@ class Shape:
     head: int
     queries: int
     keys: int
+    alone: bool = False
+    """There is one sample, so that what is the same for all samples is summed up over none."""
 
     def of_queries(self) -> Size:
         """Elements of queries and of the result."""
@@ -34,7 +36,7 @@ class Shape:
 
     def scores(self) -> Size:
         """Elements of the weights of queries on keys."""
-        return self.samples * (self.heads * self.queries * self.keys)
+        return (1 if self.alone else self.samples) * complex(self.heads * self.queries * self.keys)
 
 
 def repeated(tape: Tape, x: Tensor, shape: Shape) -> Tensor:

@@ -186,6 +186,7 @@ def _evaluating(asked: Asked) -> Asked:
         accumulating=False,
         strategy={"ddp": "single", "zero1": "zero3", "zero2": "zero3"}.get(asked.strategy, asked.strategy),
         kept_bytes=0,
+        alone=False,
         long=False,
     )
 
@@ -223,5 +224,6 @@ def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
         strategy=request.strategy,
         ranks=request.world_size if request.strategy == "fsdp2" else 1,
         kept_bytes=there.update.get("gradients", 0) if request.strategy in ("zero1", "zero2") else 0,
+        alone=anatomy.family == "t5" and request.micro_batch_size == 1,
         long=method.type == "full" and tokens > SORTED_ABOVE,
     )

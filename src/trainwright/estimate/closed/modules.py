@@ -131,9 +131,9 @@ def layer_norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
     return op.layer_norm(tape, x, module.weight.tensor, shift, module.columns)
 
 
-def embedding(tape: Tape, module: Module, ids: Size, *, sorted_above: bool) -> Tensor:
-    """`nn.Embedding`."""
-    return op.embedding(tape, module.weight.tensor, ids, module.columns, sorted_above=sorted_above)
+def embedding(tape: Tape, module: Module, ids: Size, *, sorted_above: bool, indices: Tensor | None = None) -> Tensor:
+    """`nn.Embedding`; `indices` are those that nobody else keeps."""
+    return op.embedding(tape, module.weight.tensor, ids, module.columns, sorted_above=sorted_above, indices=indices)
 
 
 def adapter_sizes(adapter: Adapter) -> tuple[int, int]:

@@ -99,18 +99,6 @@ def masked(tape: Tape, x: Tensor, mask: Tensor, elements: Size) -> Tensor:
     return tape.link(out, [x], backward)
 
 
-def kept_alive(tape: Tape, x: Tensor, other: Tensor) -> Tensor:
-    """The same tensor, whose node keeps another one too."""
-    kept = tape.keep(other)
-
-    def backward(g: Tensor) -> tuple[Tensor]:
-        held = kept.unpack()
-        del held
-        return (g,)
-
-    return tape.link(Tensor(x.storage, x.elements, x.dtype), [x], backward)
-
-
 def add(tape: Tape, a: Tensor, b: Tensor, *, part: str | None = None) -> Tensor:
     """A sum; the gradient goes to both as it is."""
     elements = a.elements if abs(a.elements) >= abs(b.elements) else b.elements
@@ -338,17 +326,22 @@ def layer_norm(tape: Tape, x: Tensor, scale_by: Tensor, shift_by: Tensor | None,
     return tape.link(out, [x, scale_by, shift_by], backward)
 
 
-def embedding(tape: Tape, weight: Tensor, ids: Size, columns: int, *, sorted_above: bool) -> Tensor:
-    """Vectors of a table; its gradient is a whole table."""
+def embedding(
+    tape: Tape, weight: Tensor, ids: Size, columns: int, *, sorted_above: bool, indices: Tensor | None = None
+) -> Tensor:
+    """Vectors of a table; its gradient is a whole table. `indices`: those that nobody else keeps."""
     out = tape.new(ids * columns, weight.dtype)
     if not tape.needs_gradient(weight):
         return out
     size, dtype = weight.elements, weight.dtype
+    kept = tape.keep(indices) if indices is not None else None
 
     def backward(g: Tensor) -> tuple[Tensor]:
+        held = kept.unpack() if kept is not None else None
         result = tape.new(size, dtype)
         if sorted_above:
             tape.passing(*[ids * 8] * 6, ids * columns * FP32)
+        del held
         return (result,)
 
     return tape.link(out, [weight], backward)

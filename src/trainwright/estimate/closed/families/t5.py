@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from trainwright.estimate.closed import attention as kernels
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
@@ -20,9 +22,10 @@ from trainwright.estimate.closed.families.passing import (
 from trainwright.estimate.closed.loss import transformers_loss, workers_loss
 from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, Step
-from trainwright.estimate.closed.tape import FP32, HALF, Leaf, Tape, Tensor
+from trainwright.estimate.closed.tape import FP32, HALF, Leaf, Size, Tape, Tensor
 
 DROPOUT = 0.1
+INDEX, BOOL = 8, 1
 
 
 def loss(step: Step, model: Model) -> Tensor:
@@ -95,7 +98,8 @@ def _scaled(tape: Tape, x: Tensor, columns: int) -> Tensor:
 def _self_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, length: int, *, causal: bool) -> Tensor:
     tape, path = step.tape, "layer.0.SelfAttention"
     described = layer.attentions[0]
-    shape = Shape(SAMPLES, described.heads, described.heads, described.head_dim, length, length)
+    count, width = described.heads, described.head_dim
+    shape = Shape(SAMPLES, count, count, width, length, length, alone=step.asked.alone)
     normed = norm(tape, layer["layer.0.layer_norm"], hidden)
     q, k, v = (heads(tape, step.linear(layer[f"{path}.{name}"], normed), shape.heads, clones=False) for name in "qkv")
     bias = shared.bias
@@ -106,14 +110,15 @@ def _self_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, le
     assert bias is not None
     out = _biased(step, q, k, v, bias, shared.mask, shape, causal=causal, laid_out=False)
     out = step.linear(layer[f"{path}.o"], out)
-    del normed, q, k, v
+    del q, k, v  # what they were made of stays until the residual sum
     return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
 
 
 def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     tape, path, asked = step.tape, "layer.1.EncDecAttention", step.asked
     described = layer.attentions[1]
-    shape = Shape(SAMPLES, described.heads, described.heads, described.head_dim, asked.target_length, asked.length)
+    count, width = described.heads, described.head_dim
+    shape = Shape(SAMPLES, count, count, width, asked.target_length, asked.length, alone=asked.alone)
     assert shared.memory is not None
     normed = norm(tape, layer["layer.1.layer_norm"], hidden)
     q = heads(tape, step.linear(layer[f"{path}.q"], normed), shape.heads, clones=False)
@@ -128,7 +133,7 @@ def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
     assert bias is not None
     out = _biased(step, q, k, v, bias, shared.memory_mask, shape, causal=False, laid_out=True)
     out = step.linear(layer[f"{path}.o"], out)
-    del normed, q, k, v
+    del q, k, v  # what they were made of stays until the residual sum
     return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
 
 
@@ -165,13 +170,45 @@ def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
 def _relative_bias(step: Step, table: Module, shape: Shape, *, causal: bool) -> Tensor:
     """`compute_bias`: buckets of distances, and a number of each head for each bucket."""
     tape, pairs = step.tape, complex(shape.queries * shape.keys)
-    distances, buckets = tape.new(pairs, 8), tape.new(pairs, 8)
-    tape.passing(*(8 * pairs,) * 4, part="temporaries")
-    values = modules.embedding(tape, table, pairs, sorted_above=abs(pairs) > SORTED_ABOVE)
-    if values.node is not None:
-        values = op.kept_alive(tape, values, buckets)
-    del distances, causal
+    distances = tape.new(pairs, INDEX)
+    buckets = _buckets(tape, pairs, causal=causal)
+    values = modules.embedding(tape, table, pairs, sorted_above=abs(pairs) > SORTED_ABOVE, indices=buckets)
+    del distances
     return values
+
+
+def _buckets(tape: Tape, pairs: Size, *, causal: bool) -> Tensor:
+    """`_relative_position_bucket`, line by line: what a name held goes when it is bound again."""
+    buckets = None
+    if causal:
+        zeros = tape.new(pairs, INDEX)
+        capped = tape.new(pairs, INDEX)
+        del zeros
+        position = tape.new(pairs, INDEX)
+        del capped
+    else:
+        later = tape.new(pairs, BOOL)
+        buckets = tape.new(pairs, INDEX)
+        del later
+        buckets = tape.new(pairs, INDEX)  # times half their number
+        buckets = tape.new(pairs, INDEX)  # added to 0
+        position = tape.new(pairs, INDEX)
+    small = tape.new(pairs, BOOL)
+    large = tape.new(pairs, FP32)
+    for _ in ("/ max_exact", "log", "/ log", "* (num_buckets - max_exact)"):
+        large = tape.new(pairs, FP32)
+    for _ in ("to(long)", "max_exact +"):
+        large = tape.new(pairs, INDEX)
+    most = tape.new(pairs, INDEX)
+    capped = tape.new(pairs, INDEX)
+    del most
+    large = capped
+    del capped
+    chosen = tape.new(pairs, INDEX)
+    if buckets is None:
+        buckets = tape.new(pairs, INDEX)
+    del chosen, position, small, large
+    return buckets
 
 
 def _biased(
@@ -193,12 +230,13 @@ def _biased(
             tape, q, k, v, mask, shape, dropout=DROPOUT, training=step.training, bias=bias, keeps_fp32=False
         )
     if mask is not None:
-        bias = op.copy(tape, op.masked(tape, bias, mask, shape.scores()))
+        bias = op.masked(tape, bias, mask, shape.scores())
     elif causal:
-        pairs = tape.new(complex(shape.queries * shape.keys), 1)
-        bias = op.copy(tape, op.masked(tape, bias, pairs, bias.elements))
+        pairs = tape.new(complex(shape.queries * shape.keys), BOOL)
+        bias = op.masked(tape, bias, pairs, bias.elements)
         del pairs
-    elif not laid_out:
-        bias = op.copy(tape, bias)
-    q, k, v, bias = (op.lower(tape, x) for x in (q, k, v, bias))
-    return kernels.fused(tape, "efficient", q, k, v, bias, shape)
+    if not laid_out:
+        bias = op.copy(tape, bias)  # `.contiguous()` of what was permuted
+    # Casts go when the kernel has run, and the mask when `sdpa_attention_forward` returns.
+    lower = partial(op.lower, tape)
+    return kernels.fused(tape, "efficient", lower(q), lower(k), lower(v), lower(bias), shape)
