@@ -69,6 +69,8 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     dtype = q.dtype
     bias = _bias(tape, mask, shape, dtype) if mask is not None else None
     learned = bias is not None and bias.node is not None
+    if bias is not None and learned and bias.elements != shape.scores():
+        bias = op.expanded(tape, bias, shape.scores())
     rows = shape.queries if kernel != "efficient" else _up(shape.queries, 32)
     if kernel == "efficient" and not tape.needs_gradient(q, k, v):
         return tape.new(shape.of_queries(), dtype)

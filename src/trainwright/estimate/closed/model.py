@@ -68,8 +68,6 @@ def _passed(asked: Asked, model: Model) -> Step:
     elif asked.accumulating:
         tape.accumulate = leave_gradient
     _pass(step, model)
-    if asked.training and step.sharding is not None:
-        step.sharding.finish_backward()
     if asked.training and buckets is not None:
         buckets.finish()
     return step
@@ -91,6 +89,8 @@ def _pass(step: Step, model: Model) -> None:
     root, gradient = loss.node, tape.new(loss.elements, FP64)
     del loss
     tape.run_backward(root, gradient)
+    if step.sharding is not None:
+        step.sharding.finish_backward()  # the engine's last callback; what the graph holds goes with the loss
 
 
 def _shard(tape: Tape, asked: Asked, model: Model) -> Sharding:

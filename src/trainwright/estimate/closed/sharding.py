@@ -104,7 +104,7 @@ class Sharding:
             return
         tape = self.tape
         self.reducing = Storage(tape, complex(unit.gradient_shard * self.ranks * FP32), None)
-        for weight in reached:
+        for weight in reversed(reached):  # `unsharded_grads.clear()`: a list lets go of its last first
             weight.gradient = None
             if self.accumulated:
                 tape.given_back(complex(weight.elements * FP32), "gradients")

@@ -350,6 +350,9 @@ class Tape:
                 if held:
                     self.accumulate(node.leaf, held.pop())
                 continue
+            if isinstance(node, Leaf):
+                node.gradient = held.pop() if held else None
+                continue
             edges = node.edges
             outputs: Any = [None] * len(edges)
             if held:
@@ -409,13 +412,9 @@ class Leaf(Node):
     __slots__ = ("gradient", "storage")
 
     def __init__(self, storage: Storage | None) -> None:
-        super().__init__(0, (), self._receive)
+        super().__init__(0, (), None)
         self.storage = storage
         self.gradient: Tensor | None = None
-
-    def _receive(self, gradient: Tensor) -> tuple[()]:
-        self.gradient = gradient
-        return ()
 
 
 def take_gradient(weight: Weight, gradient: Tensor) -> None:

@@ -57,6 +57,9 @@ def through(step: Step, stages: list[Stage], layer: OneLayer, hidden: Tensor, sh
         def one(x: Tensor, inner: Layer = stage.layer, given: Shared = given) -> Tensor:
             return layer(step, inner, x, given)
 
+        if step.sharding is not None and given.memory is not None:
+            # FSDP2 casts and watches all that a unit is given: the gradients of keys and values meet there.
+            given.memory = boundary(step, op.to(tape, given.memory, step.asked.weight_dtype), None)
         hidden = _sharded(step, stage, one, hidden, f"backward {number}")
         shared.lingering, given.lingering = given.lingering, None
         for name in ("bias", "cross_bias"):

@@ -61,23 +61,28 @@ def _logits(step: Step, model: Model) -> Tensor:
     tape.mark("head")
     hidden = step.drop(norm(tape, after[0], hidden), DROPOUT)
     del embedded, shared
-    if after[1].weight is words[0].weight:  # scaled where the output embedding is tied
-        hidden = op.scale(tape, hidden)
-    return end(step, model, as_logits(step, step.linear(after[1], hidden)))
+    tied = after[1].weight is words[0].weight
+    scaled = op.scale(tape, hidden) if tied else hidden
+    logits = as_logits(step, step.linear(after[1], scaled))
+    del hidden, scaled  # `decoder_outputs` goes first
+    return end(step, model, logits)
 
 
 def encoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`T5Block` of the encoder."""
-    length = step.asked.length
-    hidden = _self_attention(step, layer, hidden, shared, length, causal=False)
-    return _feed_forward(step, layer, hidden, 1)
+    hidden, bias = _self_attention(step, layer, hidden, shared, step.asked.length, causal=False)
+    hidden = _feed_forward(step, layer, hidden, 1)
+    del bias  # `T5Block` returns it
+    return hidden
 
 
 def decoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`T5Block` of the decoder, which attends to the encoder's result too."""
-    hidden = _self_attention(step, layer, hidden, shared, step.asked.target_length, causal=True)
+    hidden, bias = _self_attention(step, layer, hidden, shared, step.asked.target_length, causal=True)
     hidden = _cross_attention(step, layer, hidden, shared)
-    return _feed_forward(step, layer, hidden, 2)
+    hidden = _feed_forward(step, layer, hidden, 2)
+    del bias
+    return hidden
 
 
 def norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
@@ -95,7 +100,10 @@ def _scaled(tape: Tape, x: Tensor, columns: int) -> Tensor:
     return op.mul(tape, x, op.elementwise(tape, op.shift(tape, variance), keep_output=True, temporaries=1))
 
 
-def _self_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, length: int, *, causal: bool) -> Tensor:
+def _self_attention(
+    step: Step, layer: Layer, hidden: Tensor, shared: Shared, length: int, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The hidden states, and the bias that was made or handed on."""
     tape, path = step.tape, "layer.0.SelfAttention"
     described = layer.attentions[0]
     count, width = described.heads, described.head_dim
@@ -111,7 +119,7 @@ def _self_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, le
     out = _biased(step, q, k, v, bias, shared.mask, shape, causal=causal, laid_out=False)
     out = step.linear(layer[f"{path}.o"], out)
     del q, k, v  # what they were made of stays until the residual sum
-    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
+    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT))), bias
 
 
 def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
