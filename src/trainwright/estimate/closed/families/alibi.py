@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.families.llama import heads, shape_of
 from trainwright.estimate.closed.step import Layer, Shared, Step
-from trainwright.estimate.closed.tape import FP32, Tape, Tensor
+from trainwright.estimate.closed.tape import FP32, Size, Tape, Tensor
 
 
 def bloom_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -15,10 +17,20 @@ def bloom_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Ten
     normed = modules.layer_norm(tape, layer["input_layernorm"], hidden)
     attended = _bloom_attention(step, layer, normed, hidden, shared, p)
     normed = modules.layer_norm(tape, layer["post_attention_layernorm"], attended)
-    inner = _bloom_gelu(tape, step.linear(layer["mlp.dense_h_to_4h"], normed))
-    out = step.drop(step.linear(layer["mlp.dense_4h_to_h"], inner), p)
-    del inner
-    return op.add(tape, attended, out)
+    return _bloom_mlp(step, layer, normed, attended, p)
+
+
+def _bloom_mlp(step: Step, layer: Layer, normed: Tensor, residual: Tensor, p: float) -> Tensor:
+    inner = _bloom_gelu(step.tape, step.linear(layer["mlp.dense_h_to_4h"], normed))
+    out = step.linear(layer["mlp.dense_4h_to_h"], inner)
+    summed = _dropped_and_added(step, out, residual, p)
+    del inner, out
+    return summed
+
+
+def _dropped_and_added(step: Step, x: Tensor, residual: Tensor, p: float) -> Tensor:
+    """`dropout_add`."""
+    return op.add(step.tape, residual, step.drop(x, p))
 
 
 def _bloom_attention(step: Step, layer: Layer, normed: Tensor, residual: Tensor, shared: Shared, p: float) -> Tensor:
@@ -31,53 +43,104 @@ def _bloom_attention(step: Step, layer: Layer, normed: Tensor, residual: Tensor,
     assert shared.mask is not None
     weights = op.add(tape, scores, shared.mask)
     odds = op.to(tape, op.softmax(tape, weights, to_fp32=True), q.dtype)
-    out = op.copy(tape, op.multiply(tape, odds, v, shape.of_queries()))
-    out = step.drop(step.linear(layer["self_attention.dense"], out), p)
-    del joined, scores, weights
+    context = _merged_heads(tape, op.multiply(tape, odds, v, shape.of_queries()))
+    out = _dropped_and_added(step, step.linear(layer["self_attention.dense"], context), residual, p)
+    del joined, scores, weights, context  # after the residual sum
     if tape.refilling is None:
         shared.lingering = odds
-    return op.add(tape, residual, out)
-
-
-def _slanted_product(tape: Tape, q: Tensor, k: Tensor, slopes: Tensor, elements: complex) -> Tensor:
-    """`baddbmm` with a factor: each gradient is made and then scaled."""
-    out = op.multiply(tape, q, k, elements)
-    if out.node is None:
-        return out
-    inner = out.node.backward
-    assert inner is not None
-
-    def backward(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        first, second = inner(g)
-        for x in (first, second):
-            if x is not None:
-                tape.passing(x.elements * x.dtype, part="temporaries")
-        return first, second
-
-    out.node.backward = backward
-    del slopes
     return out
 
 
-def _bloom_gelu(tape: Tape, x: Tensor) -> Tensor:
-    """`BloomGelu`, a function of its own in Python: seven operators forward, some twenty backward."""
+def _slanted_product(tape: Tape, q: Tensor, k: Tensor, slopes: Tensor, elements: Size) -> Tensor:
+    """`baddbmm` with a factor: each gradient is made and then scaled."""
+    k, q = op.lower(tape, k), op.lower(tape, q)
+    if not tape.needs_gradient(q, k):
+        return tape.new(elements, q.dtype)
+    for_q, for_k = q.node is not None, k.node is not None
+    kept = tape.keep(q if for_k else None, k if for_q else None)
+    out = tape.new(elements, q.dtype)
+    size, of_k, dtype = q.elements, k.elements, q.dtype
+
+    def scaled(numbers: Size) -> Tensor:
+        product = tape.new(numbers, dtype)
+        result = tape.new(numbers, dtype)
+        del product
+        return result
+
+    def backward(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        held = kept.unpack()
+        first = scaled(size) if for_q else None
+        second = scaled(of_k) if for_k else None
+        del held
+        return first, second
+
+    del slopes
+    return tape.link(out, [q, k], backward)
+
+
+def _merged_heads(tape: Tape, x: Tensor) -> Tensor:
+    """`_merge_heads`: laid out token by token, and its gradient head by head again."""
     elements, dtype = x.elements, x.dtype
-    size = elements * dtype
-    if not tape.needs_gradient(x):
-        tape.passing(*(size,) * 4, part="temporaries")
-        return tape.new(elements, dtype)
-    kept = tape.keep(x)
-    tape.passing(*(size,) * 4, part="temporaries")
     out = tape.new(elements, dtype)
+    if not tape.needs_gradient(x):
+        return out
+    return tape.link(out, [x], lambda g: (tape.new(elements, dtype),))
+
+
+def _bloom_gelu(tape: Tape, x: Tensor) -> Tensor:
+    """`GeLUFunction`: x * 0.5 * (1 + tanh), operator by operator, and its gradient likewise; it keeps x."""
+    elements, dtype = x.elements, x.dtype
+
+    def new() -> Tensor:
+        return tape.new(elements, dtype)
+
+    kept = tape.keep(x) if tape.needs_gradient(x) else None
+    half, factor = new(), _tanh(new)
+    factor = new()  # 1 +
+    out = new()
+    del half, factor
+    if kept is None:
+        return out
 
     def backward(g: Tensor) -> tuple[Tensor]:
         held = kept.unpack()
-        tape.passing(*(size,) * 5, part="temporaries")
-        result = tape.new(elements, dtype)
-        del held
+        tanh = _tanh(new)
+        slope = _bloom_slope(new)
+        result = new()
+        del tanh, slope, held
         return (result,)
 
     return tape.link(out, [x], backward)
+
+
+def _tanh(new: Callable[[], Tensor]) -> Tensor:
+    """`tanh(0.79788456 * x * (1 + 0.044715 * x * x))`."""
+    scaled, cubic = new(), new()
+    for _ in ("* x", "1 +"):
+        cubic = new()
+    argument = new()
+    del scaled, cubic
+    result = new()
+    del argument
+    return result
+
+
+def _bloom_slope(new: Callable[[], Tensor]) -> Tensor:
+    """`0.5 * x * ((1 - t * t) * (0.79788456 + 0.1070322243 * x * x)) + 0.5 * (1 + t)`."""
+    half, steep = new(), new()
+    steep = new()  # 1 -
+    bent = new()
+    for _ in ("* x", "0.79788456 +"):
+        bent = new()
+    inner = new()
+    del steep, bent
+    first = new()
+    del half, inner
+    second = new()
+    second = new()  # 0.5 *
+    result = new()
+    del first, second
+    return result
 
 
 def mpt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:

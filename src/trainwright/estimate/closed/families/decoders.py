@@ -32,7 +32,10 @@ class Way:
 
     layer: OneLayer
     norm: Callable[[Tape, Module, Tensor], Tensor]
-    embed: Callable[[Step, Model], Tensor]
+    embed: Callable[[Step, Model], list[Tensor]]
+    """What is made before the masks, all of which the model's frame holds to its end."""
+    enter: Callable[[Step, Model, list[Tensor]], Tensor]
+    """What the first layer gets, made of it after the masks."""
     turned: float | None = None
     """Share of a head that rotary embeddings turn; None: there are none."""
     softcapped: bool = False
@@ -53,17 +56,19 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
     tape = step.tape
     begin(step, model)
     embedded = way.embed(step, model)
-    embedded = boundary(step, embedded, "embedding backward")
     shared = make_masks(step, model, next(iter(model.outside[0].modules.values())).weight.dtype)
     if way.turned is not None:
         head = model.stages[0].layer.attentions[0].head_dim
-        shared.rope = rotary(step, round(head * way.turned), embedded.dtype)
-    hidden = through(step, model.stages, way.layer, embedded, shared)
+        shared.rope = rotary(step, round(head * way.turned), embedded[-1].dtype)
+    first = [boundary(step, way.enter(step, model, embedded), "embedding backward")]
+    hidden = through(step, model.stages, way.layer, first.pop(), shared)
     tape.mark("head")
     *norms, head_module = model.outside[-1].modules.values()
     for norm in norms:
         hidden = way.norm(tape, norm, hidden) if norm.rows == 1 else step.linear(norm, hidden)
-    del embedded, shared
+    while embedded:
+        del embedded[0]
+    del shared
     logits = as_logits(step, step.linear(head_module, hidden))
     if way.softcapped:
         logits = op.scale(tape, logits, part=LOGITS)
@@ -72,44 +77,51 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
     return end(step, model, logits)
 
 
-def words(step: Step, model: Model) -> Tensor:
+def words(step: Step, model: Model) -> list[Tensor]:
     """Word embeddings, on which transformers demands a gradient with checkpointing, whatever is trained."""
-    asked = step.asked
-    table = next(iter(model.outside[0].modules.values()))
-    embedded = modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)
-    return demanded(step, embedded)
+    return [demanded(step, _table(step, model))]
 
 
-def scaled_words(step: Step, model: Model) -> Tensor:
+def scaled_words(step: Step, model: Model) -> list[Tensor]:
     """Gemma's, which are scaled."""
-    return demanded(step, op.scale(step.tape, _table(step, model)))
+    return [demanded(step, op.scale(step.tape, _table(step, model)))]
 
 
-def words_and_places(step: Step, model: Model) -> Tensor:
-    """GPT-2's: positions are embedded once for all samples; a dropout follows."""
+def words_and_places(step: Step, model: Model) -> list[Tensor]:
+    """GPT-2's: positions are embedded once for all samples."""
     tape, asked = step.tape, step.asked
     places = list(model.outside[0].modules.values())[1]
     embedded = words(step, model)
-    at = modules.embedding(tape, places, complex(asked.length), sorted_above=asked.length > SORTED_ABOVE)
-    return step.drop(op.add(tape, embedded, at), gpt.GPT2_DROPOUT)
+    embedded.append(modules.embedding(tape, places, complex(asked.length), sorted_above=asked.length > SORTED_ABOVE))
+    return [*embedded, op.add(tape, *embedded)]
 
 
-def opt_words(step: Step, model: Model) -> Tensor:
-    """OPT's: positions are embedded for each sample; OPT-350m widens the words first."""
+def normed_words(step: Step, model: Model) -> list[Tensor]:
+    """BLOOM's, which are normalised."""
+    norm = list(model.outside[0].modules.values())[1]
+    embedded = words(step, model)
+    return [*embedded, modules.layer_norm(step.tape, norm, embedded[0])]
+
+
+def as_embedded(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+    """The last of it, which the frame calls hidden states when it calls it anything."""
+    return embedded[-1] if len(embedded) == 1 else embedded.pop()
+
+
+def dropped(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+    """GPT-2's sum passes a dropout."""
+    return step.drop(embedded.pop(), gpt.GPT2_DROPOUT)
+
+
+def opt_sum(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+    """OPT embeds positions for each sample, after the masks; OPT-350m widens the words first."""
     tape, asked = step.tape, step.asked
     table = dict(model.outside[0].modules)
     places = table["model.decoder.embed_positions"]
-    embedded = words(step, model)
-    at = modules.embedding(tape, places, SAMPLES * asked.length, sorted_above=asked.long)
+    embedded.append(modules.embedding(tape, places, SAMPLES * asked.length, sorted_above=asked.long))
     if "model.decoder.project_in" in table:
-        embedded = step.linear(table["model.decoder.project_in"], embedded)
-    return op.add(tape, embedded, at)
-
-
-def normed_words(step: Step, model: Model) -> Tensor:
-    """BLOOM's, which are normalised."""
-    norm = list(model.outside[0].modules.values())[1]
-    return modules.layer_norm(step.tape, norm, words(step, model))
+        embedded[0] = step.linear(table["model.decoder.project_in"], embedded[0])
+    return op.add(tape, *embedded)
 
 
 def _table(step: Step, model: Model) -> Tensor:
@@ -118,19 +130,19 @@ def _table(step: Step, model: Model) -> Tensor:
     return modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)
 
 
-_LLAMA = Way(llama.layer, modules.rms_norm, words, 1.0)
-_GEMMA = Way(llama.layer, modules.gemma_norm, scaled_words, 1.0)
-_GPT2 = Way(gpt.gpt2_layer, modules.layer_norm, words_and_places)
+_LLAMA = Way(llama.layer, modules.rms_norm, words, as_embedded, 1.0)
+_GEMMA = Way(llama.layer, modules.gemma_norm, scaled_words, as_embedded, 1.0)
+_GPT2 = Way(gpt.gpt2_layer, modules.layer_norm, words_and_places, dropped)
 WAYS: Mapping[str, Way] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
     **dict.fromkeys(("gemma", "gemma3", "gemma3_text"), _GEMMA),
     "gemma2": replace(_GEMMA, softcapped=True),
-    "starcoder2": Way(gpt.starcoder2_layer, modules.layer_norm, words, 1.0),
-    "phi": Way(gpt.phi_layer, modules.layer_norm, words, gpt.PHI_TURNED),
-    "gpt_neox": Way(gpt.neox_layer, modules.layer_norm, words, gpt.NEOX_TURNED),
+    "starcoder2": Way(gpt.starcoder2_layer, modules.layer_norm, words, as_embedded, 1.0),
+    "phi": Way(gpt.phi_layer, modules.layer_norm, words, as_embedded, gpt.PHI_TURNED),
+    "gpt_neox": Way(gpt.neox_layer, modules.layer_norm, words, as_embedded, gpt.NEOX_TURNED),
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
-    "opt": Way(gpt.opt_layer, modules.layer_norm, opt_words),
-    "bloom": Way(alibi.bloom_layer, modules.layer_norm, normed_words),
-    "mpt": Way(alibi.mpt_layer, modules.layer_norm, words),
+    "opt": Way(gpt.opt_layer, modules.layer_norm, words, opt_sum),
+    "bloom": Way(alibi.bloom_layer, modules.layer_norm, normed_words, as_embedded),
+    "mpt": Way(alibi.mpt_layer, modules.layer_norm, words, as_embedded),
 }
