@@ -144,30 +144,41 @@ def _bloom_slope(new: Callable[[], Tensor]) -> Tensor:
 
 
 def mpt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
-    """`MptBlock`."""
+    """`MptBlock`, which holds what its attention returned to its end."""
     tape = step.tape
     normed = modules.layer_norm(tape, layer["norm_1"], hidden)
-    hidden = op.add(tape, _mpt_attention(step, layer, normed, shared), hidden)
+    attended = _mpt_attention(step, layer, normed, shared)
+    hidden = op.add(tape, attended, hidden)
     normed = modules.layer_norm(tape, layer["norm_2"], hidden)
-    inner = op.elementwise(tape, step.linear(layer["ffn.up_proj"], normed))
+    hidden = _mpt_mlp(step, layer, normed, hidden)
+    del normed, attended
+    return hidden
+
+
+def _mpt_mlp(step: Step, layer: Layer, normed: Tensor, residual: Tensor) -> Tensor:
+    inner = op.elementwise(step.tape, step.linear(layer["ffn.up_proj"], normed))
     out = step.linear(layer["ffn.down_proj"], inner)
-    del inner
-    return op.add(tape, out, hidden)
+    summed = op.add(step.tape, out, residual)
+    del inner, out
+    return summed
 
 
 def _mpt_attention(step: Step, layer: Layer, normed: Tensor, shared: Shared) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     joined = step.linear(layer["attn.Wqkv"], normed)
-    q, k, v = (heads(tape, x, shape.heads, clones=True) for x in op.split(tape, joined, (shape.of_queries(),) * 3))
+    pieces = op.split(tape, joined, (shape.of_queries(),) * 3)
+    q, k, v = (heads(tape, x, shape.heads, clones=x is not pieces[0]) for x in pieces)
+    del pieces
     assert shared.mask is not None
     scores = op.scale(tape, op.multiply(tape, op.copy(tape, q), op.copy(tape, k), shape.scores()))
-    slopes = Tensor(None, complex(shape.heads * shape.keys), FP32)
+    dtype = step.asked.weight_dtype if step.sharding is not None else FP32  # FSDP2 casts what a layer is given
+    slopes = Tensor(None, complex(shape.heads * shape.keys), dtype)
     scores = op.add(tape, scores, slopes)
     scores = op.masked(tape, scores, shared.mask, scores.elements)
     odds = op.to(tape, op.softmax(tape, op.to(tape, scores, FP32), to_fp32=True), v.dtype)
-    out = op.copy(tape, op.multiply(tape, odds, op.copy(tape, v), shape.of_queries()))
-    out = step.linear(layer["attn.out_proj"], out)
-    del joined, scores
+    context = _merged_heads(tape, op.multiply(tape, odds, op.copy(tape, v), shape.of_queries()))
+    out = step.linear(layer["attn.out_proj"], context)
+    del joined, q, k, v, scores, context
     if tape.refilling is None:
         shared.lingering = odds
     return out

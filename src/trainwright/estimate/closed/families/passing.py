@@ -169,8 +169,10 @@ def _mask(step: Step, dtype: int | None) -> Tensor:
     del second
     if dtype is None:
         return mask
-    numbers = tape.new(mask.elements, dtype)
-    return numbers if step.asked.family != "mpt" else tape.new(mask.elements, 1)
+    pairs = mask.elements
+    numbers = tape.new(pairs, dtype)
+    del mask
+    return numbers if step.asked.family != "mpt" else tape.new(pairs, 1)
 
 
 def pair_mask(step: Step, queries: int, keys: int) -> Tensor:
