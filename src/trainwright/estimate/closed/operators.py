@@ -55,6 +55,20 @@ def view(x: Tensor) -> Tensor:
     return Tensor(x.storage, x.elements, x.dtype, x.node)
 
 
+def reshaped(tape: Tape, x: Tensor) -> Tensor:
+    """`view` or `reshape` without a copy, whose gradient is a view too: the engine adds nothing into it in place."""
+    out = view(x)
+    if not tape.needs_gradient(x):
+        return out
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        looked_at = view(g)
+        looked_at.view = True
+        return (looked_at,)
+
+    return tape.link(out, [x], backward)
+
+
 def part_of(tape: Tape, x: Tensor, elements: Size, *, chunk: bool = False) -> Tensor:
     """A slice; its gradient is written into zeros of the full size. `chunk`: one of a split, see `split`."""
     out = Tensor(x.storage, elements, x.dtype, dense=False)

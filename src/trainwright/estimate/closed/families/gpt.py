@@ -136,15 +136,19 @@ def opt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     residual = hidden
     if before:
         hidden = modules.layer_norm(tape, layer["self_attn_layer_norm"], hidden)
-    hidden = op.add(tape, residual, step.drop(_opt_attention(step, layer, hidden, shared), p))
+    hidden = _opt_attention(step, layer, hidden, shared)
+    hidden = step.drop(hidden, p)
+    hidden = op.add(tape, residual, hidden)
     if not before:
         hidden = modules.layer_norm(tape, layer["self_attn_layer_norm"], hidden)
-    residual = hidden
+    residual = hidden = op.reshaped(tape, hidden)
     if before:
         hidden = modules.layer_norm(tape, layer["final_layer_norm"], hidden)
-    hidden = op.elementwise(tape, step.linear(layer["fc1"], hidden), keep_output=True)
-    hidden = step.drop(step.linear(layer["fc2"], hidden), p)
-    hidden = op.add(tape, residual, hidden)
+    hidden = step.linear(layer["fc1"], hidden)
+    hidden = op.elementwise(tape, hidden, keep_output=True)
+    hidden = step.linear(layer["fc2"], hidden)
+    hidden = step.drop(hidden, p)
+    hidden = op.reshaped(tape, op.add(tape, residual, hidden))
     return hidden if before else modules.layer_norm(tape, layer["final_layer_norm"], hidden)
 
 
