@@ -24,7 +24,7 @@ def gpt2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     tape, p = step.tape, GPT2_DROPOUT if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["ln_1"], hidden)
-    attended = step.drop(_joined_attention(step, layer, hidden, shared), p)
+    attended = _joined_attention(step, layer, hidden, shared, p)
     hidden = op.add(tape, attended, residual)
     residual = hidden
     hidden = modules.layer_norm(tape, layer["ln_2"], hidden)
@@ -42,7 +42,7 @@ def _mlp(step: Step, layer: Layer, first: str, second: str, hidden: Tensor) -> T
     return step.linear(layer[second], inner)
 
 
-def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, p: float) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     eager = step.asked.attention == "eager"
     joined = step.linear(layer["attn.c_attn"], hidden)
@@ -51,7 +51,8 @@ def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) 
     del joined
     q, k, v = (heads(tape, x, shape.heads, clones=eager) for x in (q, k, v))
     out = attend(step, q, k, v, shared.mask, shape, dropout=GPT2_DROPOUT)
-    return step.linear(layer["attn.c_proj"], out)
+    out = step.linear(layer["attn.c_proj"], out)
+    return step.drop(out, p)
 
 
 def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -59,7 +60,7 @@ def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
-    hidden = step.drop(_split_attention(step, layer, hidden, shared, share=None), p)
+    hidden = _split_attention(step, layer, hidden, shared, p, share=None)
     hidden = op.add(tape, residual, hidden)
     residual = hidden
     hidden = modules.layer_norm(tape, layer["post_attention_layernorm"], hidden)
@@ -72,7 +73,7 @@ def phi_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
-    attended = step.drop(_split_attention(step, layer, hidden, shared, share=PHI_TURNED), p)
+    attended = step.drop(_split_attention(step, layer, hidden, shared, 0.0, share=PHI_TURNED), p)
     fed = step.drop(_mlp(step, layer, "mlp.fc1", "mlp.fc2", hidden), p)
     return op.add(tape, op.add(tape, attended, fed), residual)
 
@@ -82,7 +83,10 @@ NEOX_TURNED = 0.25
 """Share of a head that rotary embeddings turn (`partial_rotary_factor`)."""
 
 
-def _split_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, *, share: float | None) -> Tensor:
+def _split_attention(
+    step: Step, layer: Layer, hidden: Tensor, shared: Shared, p: float, *, share: float | None
+) -> Tensor:
+    """With a dropout of `p` at its end."""
     tape, described = step.tape, layer.attentions[0]
     shape = shape_of(step, described)
     mask = shared.mask if described.window is None else shared.window_mask
@@ -99,7 +103,9 @@ def _split_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, *
         both = joined_again(tape, turned[0], rest[0]), joined_again(tape, turned[1], rest[1])
     q, k = both
     del both
-    return step.linear(layer[f"self_attn.{out}"], attend(step, q, k, v, mask, shape))
+    attended = attend(step, q, k, v, mask, shape)
+    attended = step.linear(layer[f"self_attn.{out}"], attended)
+    return step.drop(attended, p)
 
 
 def neox_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -164,7 +170,10 @@ def _opt_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> 
 def new_gelu(tape: Tape, x: Tensor) -> Tensor:
     """`NewGELUActivation`, written out in Python: eight operators."""
     half = op.scale(tape, x)
-    return op.mul(tape, half, op.shift(tape, op.elementwise(tape, _bent(tape, x), keep_output=True)))
+    factor = op.shift(tape, op.elementwise(tape, _bent(tape, x), keep_output=True))
+    out = op.mul(tape, half, factor)
+    del half, factor
+    return out
 
 
 def _bent(tape: Tape, x: Tensor) -> Tensor:
