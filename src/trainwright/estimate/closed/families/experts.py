@@ -52,8 +52,9 @@ def experts(step: Step, layer: Layer, hidden: Tensor, weights: Tensor, places: T
     tape = step.tape
     gate_up, down = layer["mlp.experts.gate_up_proj"], layer["mlp.experts.down_proj"]
     pairs, dtype = places.elements, hidden.dtype
-    joined, lowered = _Stacked(tape, gate_up), _Stacked(tape, down)
+    lowered = _Stacked(tape, down)
     lowered.look()
+    joined = _Stacked(tape, gate_up)
     joined.look()
     order = [tape.new(pairs, INDEX) for _ in range(3)]
     chosen = _gathered(tape, hidden, pairs * gate_up.columns, order[0], pairs)
@@ -64,13 +65,15 @@ def experts(step: Step, layer: Layer, hidden: Tensor, weights: Tensor, places: T
     gate, up = inner
     acted = op.mul(tape, op.elementwise(tape, gate), up)
     del inner, gate, up
-    out = _grouped(tape, acted, lowered.matrix(), pairs * down.rows)
+    projected = _grouped(tape, acted, lowered.matrix(), pairs * down.rows)
     del acted
-    out = op.mul(tape, out, sorted_weights)
+    out = op.mul(tape, projected, sorted_weights)
     back = tape.new(pairs, INDEX)
     out = _gathered(tape, out, pairs * down.rows, back, pairs)
     total = op.copy(tape, out, hidden.elements)
-    return op.to(tape, total, dtype)
+    result = op.to(tape, total, dtype)
+    del chosen, projected, out, total, joined, lowered  # sums of weights and adapters are cached to the end
+    return result
 
 
 class _Stacked:
@@ -79,6 +82,7 @@ class _Stacked:
     def __init__(self, tape: Tape, module: Module) -> None:
         self._tape, self._module = tape, module
         self._low: tuple[Tensor, Tensor] | None = None
+        self._sum: Tensor | None = None
         if module.adapter is not None:
             a, b = module.adapter
             self._low = _cast_view(tape, a.tensor), _cast_view(tape, b.tensor)
@@ -89,7 +93,11 @@ class _Stacked:
             self._tape.passing(self._module.weight.elements * complex(self._low[0].dtype), part="temporaries")
 
     def matrix(self) -> Tensor:
-        """What is multiplied with."""
+        """What is multiplied with; peft's sum stays (`torch.nn.utils.parametrize.cached`)."""
+        self._sum = self._made()
+        return self._sum
+
+    def _made(self) -> Tensor:
         tape, weight = self._tape, self._module.weight
         if self._low is None:
             return weight.tensor
