@@ -166,7 +166,8 @@ def _nf4_class() -> Any:
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             bias = self.bias if self.bias is None else self.bias.to(self.compute_dtype)
-            return _Product.apply(inputs.to(self.compute_dtype), bias, self).to(inputs.dtype)
+            lowered = inputs.to(self.compute_dtype)  # `Linear4bit.forward` holds it until its result is cast back
+            return _Product.apply(lowered, bias, self).to(inputs.dtype)
 
     return Nf4Linear
 
