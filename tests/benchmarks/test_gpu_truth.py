@@ -199,12 +199,12 @@ def test_what_was_predicted_for_an_h100_is_what_was_measured() -> None:
 
 
 def test_the_closed_form_says_what_an_h100_measured() -> None:
-    """All that the GPU measured, without torch; but T5, which was that of transformers 5.17 and is no longer."""
+    """All that the GPU measured, without torch; but T5 and packed documents, whose masks are not those of 5.17 now."""
     rows = {row["name"]: row for row in json.loads((RESULTS / "gpu_truth_h100.json").read_text())["rows"]}
     found = {
         chosen.name: replayed(anatomy(read_config(chosen.config)), Request.parse(chosen.request(**H100)))
         for chosen in listed()
-        if chosen.name in rows and chosen.config["model_type"] != "t5"
+        if chosen.name in rows and chosen.config["model_type"] != "t5" and "packed" not in chosen.name
     }
     assert len(found) >= 20
     for figure, most_pct in (("allocated_bytes", 0.5), ("reserved_bytes", 2.5)):

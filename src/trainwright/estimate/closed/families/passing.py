@@ -9,7 +9,7 @@ from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.loss import LOGITS
 from trainwright.estimate.closed.sharding import Unit
 from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, Step
-from trainwright.estimate.closed.tape import FP32, Leaf, Tensor
+from trainwright.estimate.closed.tape import FP32, Leaf, Size, Tape, Tensor
 
 EAGER_ONLY = frozenset({"gemma2", "bloom", "mpt"})
 """Families for which transformers has no fused attention."""
@@ -156,23 +156,46 @@ def make_masks(step: Step, model: Model, dtype: int) -> Shared:
     for window in windows - {None}:
         assert window is not None
         if masked or asked.length >= window:
-            shared.window_mask = _mask(step, dtype if eager else None)
+            shared.window_mask = _mask(step, dtype if eager else None, window=True)
     return shared
 
 
-def _mask(step: Step, dtype: int | None) -> Tensor:
-    tape, length = step.tape, step.asked.length
-    first = tape.new(complex(length**2), 1)
-    second = tape.new(complex(length**2), 1)
-    del first
-    mask = tape.new(SAMPLES * length**2, 1)
-    del second
+def _mask(step: Step, dtype: int | None, *, window: bool = False) -> Tensor:
+    """`and_masks` of what a mask consists of: documents that are packed, a window, causality, padding."""
+    tape, packed, one = step.tape, step.asked.batch == "packed", complex(step.asked.length**2)
+    each = SAMPLES * one if packed else one
+    if packed:
+        apart = tape.new(each, 1)
+        documents = tape.new(each, 1)
+        del apart
+        inner = _causal(tape, each, window=window)
+        mask = tape.new(each, 1)
+        del inner, documents
+    else:
+        inner = _causal(tape, each, window=window)
+        first = tape.new(each, 1)
+        del inner
+        mask = tape.new(SAMPLES * one, 1)
+        del first
     if dtype is None:
         return mask
     pairs = mask.elements
     numbers = tape.new(pairs, dtype)
     del mask
     return numbers if step.asked.family != "mpt" else tape.new(pairs, 1)
+
+
+def _causal(tape: Tape, pairs: Size, *, window: bool) -> Tensor:
+    """Which keys come before a query, and within its window where it has one."""
+    if not window:
+        return tape.new(pairs, 1)
+    near = tape.new(pairs, 1)
+    within = tape.new(pairs, 1)
+    del near
+    earlier = tape.new(pairs, 1)
+    both = tape.new(pairs, 1)
+    del earlier, within
+    return both
 
 
 def pair_mask(step: Step, queries: int, keys: int) -> Tensor:
