@@ -165,6 +165,65 @@ def test_reserved_memory_counts_what_the_allocator_cannot_use_again(tmp_path: Pa
         assert replayed(model, request).reserved_bytes == pytest.approx(expected, rel=0.02), data
 
 
+WIDE = DEEP | {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "vocab_size": 8192}
+WIDE_BLOOM = {"hidden_size": 512, "n_head": 8, "n_layer": 5, "vocab_size": 8192}
+WIDE_T5 = {"d_model": 512, "d_ff": 1024, "num_layers": 5, "num_heads": 8, "vocab_size": 8192}
+ANSWERED = CHECKPOINTED | {"auto_class": "AutoModelForSeq2SeqLM", "target_length": 256}
+IN_FRAMES: dict[str, dict[str, Any]] = {
+    "one sample's bias": asked(WIDE_T5, "t5", micro_batch_size=1, sequence_length=4096, batch="padded", **ANSWERED),
+    "bias of eight": asked(WIDE_T5, "t5", micro_batch_size=8, sequence_length=2048, **ANSWERED),
+    "bias, fsdp2": asked(WIDE_T5, "t5", micro_batch_size=1, sequence_length=4096, **SHARDED, **ANSWERED),
+    "bloom": asked(WIDE_BLOOM, "bloom", micro_batch_size=8, sequence_length=2048, batch="padded", **LORA),
+    "bloom, fsdp2": asked(WIDE_BLOOM, "bloom", micro_batch_size=8, sequence_length=2048, **SHARDED, **CHECKPOINTED),
+    "mpt, fsdp2": asked(
+        {"d_model": 512, "n_layers": 5, "n_heads": 8, "vocab_size": 8192},
+        "mpt",
+        micro_batch_size=8,
+        sequence_length=2048,
+        batch="padded",
+        **LORA,
+        **SHARDED,
+        **CHECKPOINTED,
+    ),
+    "opt": asked(
+        WIDE | {"ffn_dim": 2048, "word_embed_proj_dim": 512},
+        "opt",
+        micro_batch_size=4,
+        sequence_length=1024,
+        batch="padded",
+    ),
+    "gpt2, fsdp2": asked(
+        {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192, "bos_token_id": 1, "eos_token_id": 2},
+        "gpt2",
+        micro_batch_size=8,
+        sequence_length=2048,
+        batch="padded",
+        **SHARDED,
+        **CHECKPOINTED,
+    ),
+    "mixtral": asked(
+        WIDE | {"num_local_experts": 8},
+        "mixtral",
+        micro_batch_size=1,
+        sequence_length=4096,
+        batch="padded",
+        **QLORA,
+        **CHECKPOINTED,
+    ),
+    "packed": asked(WIDE, "qwen2", micro_batch_size=2, sequence_length=4096, batch="packed"),
+}
+"""Where it decides in which order frames, lists and the engine let go of what is large."""
+
+
+def test_replayed_lets_go_in_the_order_of_the_models_frames(tmp_path: Path) -> None:
+    """1 % of reserved memory, and 0.2 % of what is allocated."""
+    answers = json.loads(trace(list(IN_FRAMES.values()), tmp_path).stdout)
+    for (name, data), answer in zip(IN_FRAMES.items(), answers, strict=True):
+        found = replayed(model_of(data["config"]), Request.parse(data))
+        assert found.reserved_bytes == pytest.approx(answer["peak"]["reserved_bytes"], rel=0.01), name
+        assert found.allocated_bytes == pytest.approx(answer["peak"]["allocated_bytes"], rel=0.002), name
+
+
 def test_zero_holds_what_deepspeed_really_holds() -> None:
     """Two gloo processes under ZeRO-1, 2 and 3: weights in bf16, fp32 weights and moments of one rank."""
     real = _two_ranks(DEEP, [1, 2, 3])

@@ -77,7 +77,8 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     out = tape.new(shape.of_queries(), dtype)
     sums = tape.new(shape.samples * (shape.heads * rows), FP32)
     if not tape.needs_gradient(q, k, v):
-        return op.copy(tape, out) if q.headed and kernel in ("flash", "cudnn") else out
+        out.headed = q.headed and kernel in ("flash", "cudnn")
+        return out
     kept = tape.keep(bias, k, q, v, sums, out)
     sizes = [q.elements, k.elements, v.elements]
     inputs = [q, k, v]
@@ -96,7 +97,8 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
         return tuple(r if w else None for r, w in zip(results, wanted, strict=True))
 
     out = tape.link(out, inputs, backward)
-    return op.copy(tape, out) if headed else out
+    out.headed = headed
+    return out
 
 
 def _backward_temporaries(kernel: str, shape: Shape, element: int) -> list[Size]:

@@ -111,8 +111,7 @@ def _stretches(tape: Tape, repeats: Mapping[str, int]) -> list[Stretch]:
         if parts[key] == "temporaries":
             parts[key] = "activations"
     logits = _Segments()
-    counts: dict[int, int] = {}
-    """Of the layers that a key stands for."""
+    stands_for: dict[int, int] = {}
     found = []
     position = 0
     for (name, _), end in zip(tape.marks, ends, strict=True):
@@ -122,7 +121,7 @@ def _stretches(tape: Tape, repeats: Mapping[str, int]) -> list[Stretch]:
         events = []
         at_last: Parts = {}
         for key, size in tape.events[position:end]:
-            many = counts.setdefault(key, count)
+            many = stands_for.setdefault(key, count)
             if key in lasting:
                 at_last[parts[key]] = at_last.get(parts[key], 0j) + size
             else:

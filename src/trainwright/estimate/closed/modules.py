@@ -90,7 +90,9 @@ def _unpacked_product(tape: Tape, module: Module, x: Tensor, bias: Tensor | None
             return result, None
 
         out = tape.link(out, [x, None], backward)
-    return op.to(tape, out, own)
+    result = op.to(tape, out, own)
+    del out  # before the cast input, which the frame holds to its end
+    return result
 
 
 def rms_norm(tape: Tape, module: Module, x: Tensor) -> Tensor:

@@ -179,7 +179,9 @@ class Step:
             return kernels.math(
                 tape, q, k, v, mask, shape, causal=causal and mask is None, dropout=dropout, training=self.training
             )
-        return kernels.fused(tape, kernel, q, k, v, mask, shape)
+        out = kernels.fused(tape, kernel, q, k, v, mask, shape)
+        del q, k, v  # casts go with the call; then transformers lays the result out token by token
+        return op.copy(tape, out) if out.headed else out
 
     def repeats(self, mask: Tensor | None, shape: kernels.Shape) -> bool:
         """Whether transformers repeats keys and values itself (integrations/sdpa_attention.py)."""

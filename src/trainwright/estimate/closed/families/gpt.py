@@ -132,7 +132,10 @@ def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) ->
     q = joined_again(tape, turned.pop(0), rest[0])
     k = joined_again(tape, turned.pop(0), rest[1])
     del rest
-    return step.linear(layer["attention.dense"], attend(step, q, k, v, shared.mask, shape))
+    out = attend(step, q, k, v, shared.mask, shape)
+    out = step.linear(layer["attention.dense"], out)
+    del q, k, v, joined, hidden  # `Module.__call__` holds what it was given to its end
+    return out
 
 
 def opt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
