@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,11 +31,13 @@ GIVES_UP_S = 600.0
 
 
 def trainwright(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed command in a folder."""
+    """Run the installed command in a folder, with a place of its own for what is temporary."""
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
     return subprocess.run(
         [sys.executable, "-m", "trainwright", *arguments],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -51,7 +52,7 @@ def test_the_command_finds_the_edge_and_later_commands_use_what_it_measured(tmp_
     write_job(tmp_path, task_options={"limit_mib": 6})
     (tmp_path / "outputs" / "run").mkdir(parents=True)
     (tmp_path / "outputs" / "run" / "mine.txt").write_text("stays")
-    before, places = everything_in(tmp_path / "outputs"), set(Path(tempfile.gettempdir()).glob("trainwright-tune-*"))
+    before = everything_in(tmp_path / "outputs")
     cold = trainwright(tmp_path, "tune", "job.yaml", "train.micro_batch_size=32", "--json")
     assert cold.returncode == 0, cold.stderr
     found = json.loads(cold.stdout)
@@ -64,7 +65,7 @@ def test_the_command_finds_the_edge_and_later_commands_use_what_it_measured(tmp_
     assert found["fastest"] in points
     assert found["evaluated"] >= max(points)
     assert everything_in(tmp_path / "outputs") == before
-    assert set(Path(tempfile.gettempdir()).glob("trainwright-tune-*")) <= places
+    assert list((tmp_path / "scratch").glob("trainwright-tune-*")) == []
 
     largest = trainwright(tmp_path, "tune", "job.yaml", "--level", "extreme", "--write")
     assert largest.returncode == 0, largest.stderr
