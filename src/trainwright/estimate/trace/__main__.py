@@ -128,9 +128,8 @@ def _import_libraries(requests: Sequence[Request]) -> None:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.filterwarnings("ignore")
-    # transformers and peft import these where they are there, as long as torch takes; None says that they are not.
-    sys.modules["scipy"] = None  # type: ignore[assignment]
     if all(request.method.type != "qlora" for request in requests):
+        # peft imports it where it is there, and it takes as long as torch; None says that it is not.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
     gc.disable()  # what is imported stays: to look through it again and again is a quarter of the time
     from trainwright.estimate.trace.versions import require_internals
