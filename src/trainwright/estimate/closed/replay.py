@@ -97,7 +97,7 @@ class _Gpu:
         self._names = 0
         self._gradients: dict[int, list[int]] = defaultdict(list)
         """Their names by size."""
-        self._played: dict[int, list[tuple[int, int]]] = {}
+        self._played: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def take(self, sizes_bytes: Iterable[int]) -> list[int]:
         """Take pieces; return their names."""
@@ -150,10 +150,10 @@ class _Gpu:
 
     def _sized(self, recording: Recording, samples: int) -> Sequence[tuple[int, int]]:
         """Keys and bytes of its events, which are played once a step."""
-        known = self._played.get(id(recording))
+        known = self._played.get((id(recording), samples))
         if known is None:
             known = [(key, round(line.real + samples * line.imag)) for key, line in recording.events]
-            self._played[id(recording)] = known
+            self._played[id(recording), samples] = known
         return known
 
 
