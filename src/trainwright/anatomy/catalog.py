@@ -44,8 +44,11 @@ class CatalogModel(_Entry):
     config: dict[str, Any]
     """Content of config.json, without what is the default of the family."""
     parameters: PublishedCount
+    """The number published for the checkpoint; a test compares it with what the dimensions give."""
     also: tuple[str, ...] = ()
+    """Models with the very same dimensions."""
     unverified: bool = False
+    """It agrees with its figure to some percent only, so that a dimension may be off."""
 
 
 class Catalog(_Entry):

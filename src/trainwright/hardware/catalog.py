@@ -78,7 +78,7 @@ class Gpu(_Entry):
     memory_options_gib: tuple[int, ...] = ()
     """Sizes that a host with this GPU is sold with (Apple)."""
     driver_total_mib: Figure | None = None
-    """What NVML and nvidia-smi report as the total."""
+    """What NVML and nvidia-smi report as the total, with ECC as the card is delivered."""
     cuda_total_gib: Figure | None = None
     """What CUDA reports as the total and torch prints in out-of-memory errors: what a job can really have."""
     bf16_tflops: Figure | None = None

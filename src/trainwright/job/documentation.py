@@ -12,8 +12,12 @@ from pydantic import BaseModel
 
 
 def documentation(section: type[BaseModel]) -> dict[str, str]:
-    """Return the text below each key that has one."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    """Return the text below each key that has one; none where only compiled files are installed."""
+    try:
+        source = inspect.getsource(section)
+    except OSError:
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
     found = {}
     for key, below in pairwise(definition.body):
