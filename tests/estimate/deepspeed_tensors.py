@@ -1,6 +1,6 @@
 """One of two ranks under DeepSpeed with offload on the CPU: prints what the engine holds after a step, as JSON.
 
-`python deepspeed_tensors.py REQUESTS.json STORE RANK`; one engine after the other, for requests of the estimate.
+`python deepspeed_tensors.py REQUESTS.json`, by `gloo.run_group`; one engine after the other, one for each request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from gloo import joined
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -81,14 +81,13 @@ def step(request: Request) -> dict[str, int]:
     return held(strategy, request)
 
 
-def main(requests: list[Request], store: Path, rank: int) -> None:
+def main(requests: list[Request]) -> None:
     """Print a list with the figures of each request."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
     torch.manual_seed(1)
-    print(json.dumps([step(request) for request in requests]), flush=True)
-    dist.destroy_process_group()
+    with joined():
+        print(json.dumps([step(request) for request in requests]))
 
 
 if __name__ == "__main__":
     asked = json.loads(Path(sys.argv[1]).read_text())
-    main([Request.parse(request) for request in asked], Path(sys.argv[2]), int(sys.argv[3]))
+    main([Request.parse(request) for request in asked])

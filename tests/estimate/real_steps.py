@@ -2,7 +2,7 @@
 
     python real_steps.py REQUESTS.json
 
-prints a list of `{phase: peak bytes, ..., "static": bytes}`. With RANK and WORLD_SIZE set it joins a gloo group, and
+prints a list of `{phase: peak bytes, ..., "static": bytes}`. As a rank of `gloo.run_group` it joins the group, and
 rank 0 prints. A request with `"workers_code": true` runs the step with the code of trainwright.train itself.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from gloo import joined
 
 from trainwright.estimate.request import Request
 from trainwright.estimate.trace.answers import Answers
@@ -102,19 +102,19 @@ def main() -> None:
     """Print the peaks of every request in the file."""
     torch.set_num_threads(1)
     prepare(with_adapters=True)
-    grouped = "RANK" in os.environ
-    if grouped:
-        dist.init_process_group("gloo")
-    found: list[Any] = []
-    for data in json.loads(Path(sys.argv[1]).read_text()):
-        by_workers = data.pop("workers_code", False)
-        request = Request.parse(data)
-        found.append(step_of_the_workers(request) if by_workers else real_step(request))
-        gc.collect()
-    if not grouped or dist.get_rank() == 0:
-        json.dump(found, sys.stdout)
-    if grouped:
-        dist.destroy_process_group()
+    with joined() if "RANK" in os.environ else nullcontext(0) as rank:
+        found = list(map(peaks_of, json.loads(Path(sys.argv[1]).read_text())))
+        if rank == 0:
+            json.dump(found, sys.stdout)
+
+
+def peaks_of(data: dict[str, Any]) -> dict[str, int]:
+    """Run one request, and leave nothing of it to the next."""
+    by_workers = data.pop("workers_code", False)
+    request = Request.parse(data)
+    found = step_of_the_workers(request) if by_workers else real_step(request)
+    gc.collect()
+    return found
 
 
 if __name__ == "__main__":

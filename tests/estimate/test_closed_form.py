@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo import run_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tracing import BERT, ENVIRONMENT, GPT2, HERE, LLAMA, T5, trace
+from tracing import BERT, GPT2, HERE, LLAMA, T5, trace
 
 from trainwright.anatomy import Anatomy, anatomy, read_config
 from trainwright.errors import UserError
@@ -224,9 +223,9 @@ def test_replayed_lets_go_in_the_order_of_the_models_frames(tmp_path: Path) -> N
         assert found.allocated_bytes == pytest.approx(answer["peak"]["allocated_bytes"], rel=0.002), name
 
 
-def test_zero_holds_what_deepspeed_really_holds() -> None:
+def test_zero_holds_what_deepspeed_really_holds(tmp_path: Path) -> None:
     """Two gloo processes under ZeRO-1, 2 and 3: weights in bf16, fp32 weights and moments of one rank."""
-    real = _two_ranks(DEEP, [1, 2, 3])
+    real = _two_ranks(DEEP, [1, 2, 3], tmp_path)
     for stage in (1, 2, 3):
         request = _request(strategy=f"zero{stage}", world_size=2)
         parts = memory(model_of(DEEP), request).parts_bytes
@@ -300,24 +299,7 @@ def _request(**values: Any) -> Request:
     return Request(**given)
 
 
-def _two_ranks(config: dict[str, Any], stages: list[int]) -> dict[str, dict[str, int]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def _two_ranks(config: dict[str, Any], stages: list[int], folder: Path) -> dict[str, dict[str, int]]:
     command = [sys.executable, str(HERE / "zero_bytes.py"), json.dumps(config), json.dumps(stages)]
-    environment = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert all(process.returncode == 0 for process in processes), outputs[0][1] + outputs[-1][1]
-    last = outputs[0][0].strip().splitlines()[-1]
-    found: dict[str, dict[str, int]] = json.loads(last)
+    found: dict[str, dict[str, int]] = json.loads(run_group(command, folder)[0].splitlines()[-1])
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo import run_group
 from hypothesis import given
 from hypothesis import strategies as st
 from sampled_runs import sampled_run, write_job
@@ -188,17 +189,8 @@ def _held_by_deepspeed(folder: Path, requests: list[Request]) -> list[dict[str, 
     asked = folder / "requests.json"
     asked.write_text(json.dumps([dataclasses.asdict(request) for request in requests]))
     script = Path(__file__).with_name("deepspeed_tensors.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
-    command = [sys.executable, str(script), str(asked), str(folder / "store")]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        for rank in range(2)
-    ]
-    ended = [rank.communicate(timeout=240) for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), ended[0][1][-3000:]
-    first, second = (json.loads(stdout.splitlines()[-1]) for stdout, _ in ended)
+    printed = run_group([sys.executable, str(script), str(asked)], folder)
+    first, second = (json.loads(stdout.splitlines()[-1]) for stdout in printed)
     return [
         {part: max(size, there[part]) for part, size in here.items()} for here, there in zip(first, second, strict=True)
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from gloo import run_group
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -76,23 +77,7 @@ def really_run(requests: Sequence[dict[str, Any]], folder: Path, *, ranks: int =
         assert done.returncode == 0, done.stderr
         first: list[dict[str, int]] = json.loads(done.stdout)
         return first
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    processes = [
-        subprocess.Popen(
-            command,
-            env={**ENVIRONMENT, **group, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert all(process.returncode == 0 for process in processes), outputs[0][1] + outputs[-1][1]
-    found: list[dict[str, int]] = json.loads(outputs[0][0])
+    found: list[dict[str, int]] = json.loads(run_group(command, folder, ranks)[0])
     return found
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from gloo import joined
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -18,11 +17,10 @@ from trainwright.train.strategies.zero import import_deepspeed
 def main() -> None:
     """Train two steps under each stage."""
     config, stages = json.loads(sys.argv[1]), json.loads(sys.argv[2])
-    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
-    os.environ["LOCAL_RANK"] = os.environ["RANK"]
-    found = {str(stage): held(config, stage) for stage in stages}
-    if dist.get_rank() == 0:
-        print(json.dumps(found))
+    with joined() as rank:
+        found = {str(stage): held(config, stage) for stage in stages}
+        if rank == 0:
+            print(json.dumps(found))
 
 
 def held(config: dict[str, Any], stage: int) -> dict[str, int]:
