@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,12 @@ def record(name: str, folder: Path) -> None:
 
     number, configuration = next((n, c) for n, c in enumerate(configurations("cuda")) if c.name == name)
     device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    torch.cuda.memory._record_memory_history(context=None, max_entries=LISTED)
-    figures = steps.measure(configuration, Ranks(0, 1, device))
-    traces = torch.cuda.memory._snapshot()["device_traces"][0]
+    with tempfile.TemporaryDirectory() as weights:
+        rank = steps.Rank(configuration, Ranks(0, 1, device), Path(weights))
+        torch.cuda.set_device(device)
+        torch.cuda.memory._record_memory_history(context=None, max_entries=LISTED)
+        figures = rank.measure()
+        traces = torch.cuda.memory._snapshot()["device_traces"][0]
     written = compact(traces) | {
         "schema_version": 1,
         "name": name,

@@ -21,31 +21,30 @@ from configurations import Configuration
 
 HERE = Path(__file__).parent
 START_S = 60.0
-"""What importing the libraries and opening the device may take, besides a configuration's own limit."""
-
-
-READY = 2
-"""Configurations whose processes import the libraries while another measures."""
+"""What importing the libraries and building the model may take, besides a configuration's own limit."""
+READY = max(1, (os.cpu_count() or 1) // 4)
+"""Configurations whose processes make themselves ready while another measures, which must not feel it."""
 
 
 class Workers:
     """The processes of one group, which measure one configuration; steps.py is their end of it."""
 
-    def __init__(self, ranks: int, device: str) -> None:
-        self.ranks = ranks
+    def __init__(self, configuration: Configuration, device: str) -> None:
+        self.ranks = configuration.ranks
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name) / "stderr"
-        command = [sys.executable, str(HERE / "steps.py"), device, str(Path(self._folder.name) / "meeting")]
-        self._processes = [self._start(command, rank) for rank in range(ranks)]
+        meeting = Path(self._folder.name) / "meeting"
+        command = [sys.executable, str(HERE / "steps.py"), device, str(meeting), configuration.name]
+        self._processes = [self._start(command, rank) for rank in range(self.ranks)]
         self._answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def measure(self, configuration: Configuration, limit_s: float) -> dict[str, Any]:
+    def measure(self, limit_s: float) -> dict[str, Any]:
         """Return the figures, or why there are none."""
         for process in self._processes:
             assert process.stdin is not None
             try:
-                process.stdin.write(configuration.name + "\n")
+                process.stdin.write("go\n")
                 process.stdin.flush()
             except BrokenPipeError:
                 break  # it has ended, as the silence of rank 0 will tell
@@ -127,13 +126,13 @@ def measure_all(
                 break
             for near in configurations[number : number + 1 + READY]:
                 if near.name not in ready and not _missing(near):
-                    ready[near.name] = Workers(near.ranks, device)
+                    ready[near.name] = Workers(near, device)
             row_began_s = time.monotonic()
             if missing := _missing(configuration):
                 row: dict[str, Any] = {"skipped": f"{' and '.join(missing)} is not installed"}
             else:
                 workers = ready[configuration.name]
-                row = workers.measure(configuration, min(limit_s + START_S, left_s))
+                row = workers.measure(min(limit_s + START_S, left_s))
                 workers.close()
             if "failed" in row and time.monotonic() - began_s >= budget_s:
                 break

@@ -1,20 +1,21 @@
-"""The process of one rank: measures the configurations that it is told on stdin, with the workers' own code.
+"""The process of one rank: measures one configuration with the workers' own code.
 
-    echo "SmolLM2-135M full b8 s1024" | RANK=0 WORLD_SIZE=1 python benchmarks/gpu/steps.py cuda MEETING_FILE
+    echo go | RANK=0 WORLD_SIZE=1 python benchmarks/gpu/steps.py cuda MEETING_FILE "SmolLM2-135M full b8 s1024"
 
-The line on stdin is the name of a configuration, the line on stdout (of rank 0) its figures as JSON. All of a run
-is the workers' own: how the model is built and handed to the strategy, the step loop, and what it measures; in the
-place of a tokenized data set there are random tokens, and weights are random.
+The line on stdout (of rank 0) is its figures as JSON. All of a run is the workers' own: how the model is built and
+handed to the strategy, the step loop, and what it measures; in the place of a tokenized data set there are random
+tokens, and weights are random.
 
-The libraries are imported before the line is read and the device opened after it, so that a process can be made ready
-while another measures. It measures one configuration: addresses that an earlier one gave back would be used again in
-another order, and of equal free blocks the allocator takes the lowest.
+Before it reads the line on stdin it imports the libraries and builds the model on the host (or writes the weights that
+are to be packed), so that one process makes itself ready while another measures; the device it opens after that line.
+It measures one configuration: addresses that an earlier one gave back would be used again in another order, and of
+equal free blocks the allocator takes the lowest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import importlib
 import json
 import os
 import sys
@@ -45,12 +46,13 @@ from trainwright.train.data.packing import join_documents
 from trainwright.train.feeding import Feed
 from trainwright.train.loop import StepLoop
 from trainwright.train.measuring import Measuring
+from trainwright.train.models import count_parameters
 from trainwright.train.ranks import Ranks
 from trainwright.train.sections import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task
-from trainwright.train.worker import build_strategy
+from trainwright.train.worker import build_assigned, hand_to_strategy
 
 STEPS = 5
 """Optimizer steps of a configuration; the first is not timed."""
@@ -95,42 +97,76 @@ class RandomTokens:
         return join_documents([{"input_ids": half, "labels": half.copy()} for half in halves])
 
 
-def measure(configuration: Configuration, ranks: Ranks) -> dict[str, Any]:
-    """Build the model and do the steps; return the figures of all ranks, or why there are none."""
-    began_s = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        weights = _write_weights(configuration, ranks, Path(folder)) if configuration.method == "qlora" else None
-        job = Job.model_validate(configuration.job(STEPS, weights))
-        task = load_task(job, NoTokenizer())
-        assignment = _assignment(configuration, ranks)
-        with contextlib.nullcontext() if weights else without_initial_values():
-            strategy, count = build_strategy(
-                job, task.auto_model_class(), NoTokenizer(), assignment, ranks, RunFolder(folder)
-            )
-    if not weights:
-        _give_values(strategy.module)
-    if configuration.strategy == "fsdp2":
-        through_host.reduce_scatter(strategy.module)
-    built_s = time.perf_counter() - began_s
-    static_bytes = torch.cuda.memory_allocated() if ranks.device.type == "cuda" else None
-    loop = _step_loop(job, assignment, ranks, strategy, task, RandomTokens(configuration))
-    feed, pace = Feed(loop.train_data, task, ranks.device), Pace()
+class Rank:
+    """One rank's part of a configuration: what is made ready on the host, and what is measured on the device."""
+
+    def __init__(self, configuration: Configuration, ranks: Ranks, folder: Path) -> None:
+        """Build the model, or write the weights that are packed while they are loaded onto the device."""
+        self.configuration, self.ranks, self.folder = configuration, ranks, folder
+        packed = configuration.method == "qlora"
+        self.job = Job.model_validate(configuration.job(STEPS, str(folder) if packed else None))
+        self.task = load_task(self.job, NoTokenizer())
+        self.assignment = _assignment(configuration, ranks)
+        self.model: nn.Module | None = None
+        began_s = time.perf_counter()
+        with without_initial_values():
+            if packed:
+                _write_weights(configuration, folder)
+            else:
+                with _unseen("bitsandbytes"):
+                    self.model = self._build()
+        self.ready_s = time.perf_counter() - began_s
+
+    def measure(self) -> dict[str, Any]:
+        """Take the model to the device and do the steps; return the figures of all ranks."""
+        configuration, ranks = self.configuration, self.ranks
+        began_s = time.perf_counter()
+        for library in configuration.needs:
+            importlib.import_module(library)
+        model = self._build() if self.model is None else self.model
+        count = count_parameters(model)
+        strategy = hand_to_strategy(model, self.job, self.assignment, ranks, RunFolder(self.folder))
+        if self.model is not None:
+            _give_values(strategy.module)
+        if configuration.strategy == "fsdp2":
+            through_host.reduce_scatter(strategy.module)
+        placed_s = time.perf_counter() - began_s
+        static_bytes = torch.cuda.memory_allocated() if ranks.device.type == "cuda" else None
+        data = RandomTokens(configuration)
+        loop = _step_loop(self.job, self.assignment, ranks, strategy, self.task, data)
+        feed, pace = Feed(loop.train_data, self.task, ranks.device), Pace()
+        try:
+            for batch in loop.course.batches(loop.position):
+                loop.step(batch, feed, pace)
+                loop.position = batch.after
+        finally:
+            feed.close()
+        by_rank = ranks.gather(loop.measuring.figures())
+        return {
+            "parameters": count.total,
+            "trainable": count.trainable,
+            "ready_s": round(self.ready_s, 2),
+            "placed_s": round(placed_s, 2),
+            "static_bytes": static_bytes,
+            **by_rank[0],
+            **{key: _highest(by_rank, key) for key in ("allocated_bytes", "reserved_bytes", "device_bytes")},
+            "by_rank": by_rank if len(by_rank) > 1 else None,
+        }
+
+    def _build(self) -> nn.Module:
+        auto_class = self.task.auto_model_class()
+        return build_assigned(self.job, auto_class, NoTokenizer(), self.assignment, self.ranks)
+
+
+@contextlib.contextmanager
+def _unseen(library: str) -> Iterator[None]:
+    """Let a library look as if it were not installed: peft imports bitsandbytes, which opens the device."""
+    assert library not in sys.modules
+    sys.modules[library] = None  # type: ignore[assignment]
     try:
-        for batch in loop.course.batches(loop.position):
-            loop.step(batch, feed, pace)
-            loop.position = batch.after
+        yield
     finally:
-        feed.close()
-    by_rank = ranks.gather(loop.measuring.figures())
-    return {
-        "parameters": count.total,
-        "trainable": count.trainable,
-        "build_s": round(built_s, 2),
-        "static_bytes": static_bytes,
-        **by_rank[0],
-        **{key: _highest(by_rank, key) for key in ("allocated_bytes", "reserved_bytes", "device_bytes")},
-        "by_rank": by_rank if len(by_rank) > 1 else None,
-    }
+        del sys.modules[library]
 
 
 def _highest(by_rank: list[dict[str, Any]], key: str) -> int | None:
@@ -181,16 +217,19 @@ def _step_loop(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strateg
     )
 
 
-def _write_weights(configuration: Configuration, ranks: Ranks, folder: Path) -> str:
-    """Write random weights, which the workers pack in 4 bits while they load them."""
+def _write_weights(configuration: Configuration, folder: Path) -> None:
+    """Write weights of a few drawn values, again and again: drawing thousands of millions takes a minute on a host."""
     config = transformers.AutoConfig.for_model(**configuration.config)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[configuration.precision]
-    with ranks.device:
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    drawn = (0.02 * torch.randn(1_000_003)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            flat = parameter.view(-1)
+            for begin in range(0, flat.numel(), drawn.numel()):
+                part = flat[begin : begin + drawn.numel()]
+                part.copy_(drawn[: part.numel()]) if parameter.ndim > 1 else part.fill_(1.0)
     model.save_pretrained(folder)
-    del model
-    _clean(ranks.device)
-    return str(folder)
 
 
 @torch.no_grad()
@@ -204,55 +243,48 @@ def _give_values(model: nn.Module) -> None:
             local.fill_(1.0)
 
 
-def _clean(device: torch.device) -> None:
-    """Give back what the allocator holds."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+def _open(ranks: Ranks, meeting_file: str) -> None:
+    """Open the device and join the group: all ranks on the first GPU, which NCCL refuses and gloo does not."""
+    on_cuda = ranks.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(ranks.device)
+    if ranks.world_size > 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Named for each kind of device: to a group that is plain `gloo` torch's mesh of GPUs adds one of NCCL.
+        backend = "cpu:gloo,cuda:gloo" if on_cuda else "gloo"
+        where = f"file://{meeting_file}"
+        dist.init_process_group(backend, init_method=where, rank=ranks.rank, world_size=ranks.world_size)
 
 
-def _figures_or_reason(configuration: Configuration, ranks: Ranks) -> dict[str, Any]:
+def _figures_or_reason(configuration: Configuration, ranks: Ranks, meeting_file: str) -> dict[str, Any]:
     try:
-        return measure(configuration, ranks)
+        with tempfile.TemporaryDirectory() as folder:
+            rank = Rank(configuration, ranks, Path(folder))
+            if sys.stdin.readline().strip() != "go":
+                return {"failed": "it was not asked to go on"}
+            _open(ranks, meeting_file)
+            return rank.measure()
     except UserError as error:
         return {"failed": " ".join([error.message, *error.problems])}
     except torch.OutOfMemoryError as error:
         return {"failed": "out of memory", "text": str(error).splitlines()[0]}
 
 
-@contextlib.contextmanager
-def _ranks(device_type: str, meeting_file: str) -> Iterator[Ranks]:
-    """All ranks on the first GPU: NCCL refuses that, gloo does not."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
-    if device_type == "cuda":
-        torch.cuda.set_device(device)
-    if world_size > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        # Named for each kind of device: to a group that is plain `gloo` torch's mesh of GPUs adds one of NCCL.
-        backend = "cpu:gloo,cuda:gloo" if device_type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{meeting_file}", rank=rank, world_size=world_size)
-    yield Ranks(rank, world_size, device)
-    if world_size > 1:
-        dist.destroy_process_group()
-
-
 def main() -> None:
-    """Answer the one line on stdin."""
-    device_type, meeting_file = sys.argv[1:]
+    """Answer with the figures of the configuration that the command line names."""
+    device_type, meeting_file, name = sys.argv[1:]
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
-    name = sys.stdin.readline().strip()
-    if not name:
-        return
     configuration = next(c for c in configurations(device_type) if c.name == name)
-    with _ranks(device_type, meeting_file) as ranks:
-        row = _figures_or_reason(configuration, ranks)
-        if ranks.is_first:
-            print(json.dumps(row), file=answers, flush=True)
+    device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
+    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
+    row = _figures_or_reason(configuration, ranks, meeting_file)
+    if ranks.is_first:
+        print(json.dumps(row), file=answers, flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -109,7 +109,9 @@ def _train(
     curve = LearningRate.of(job.train, peak=learning_rate, total_samples=course.total_samples)
 
     with RunningOut("starting", ranks.device):
-        strategy, count = build_strategy(job, task.auto_model_class(), tokenizer, assignment, ranks, folder)
+        model = build_assigned(job, task.auto_model_class(), tokenizer, assignment, ranks)
+        count = count_parameters(model)
+        strategy = hand_to_strategy(model, job, assignment, ranks, folder)
         found = _require_as_planned(strategy, assignment, ranks)
         if job.data.packing:
             with autocast(ranks.device, assignment.precision):
@@ -192,35 +194,36 @@ def _train(
     return ExitCode.DONE
 
 
-def build_strategy(
-    job: Job, auto_class: str, tokenizer: Any, assignment: Assignment, ranks: Ranks, folder: RunFolder
-) -> tuple[Strategy, ParameterCount]:
-    """Build the model and hand it to the strategy of the plan; under FSDP2 only rank 0 holds the weights at first.
+def build_assigned(job: Job, auto_class: str, tokenizer: Any, assignment: Assignment, ranks: Ranks) -> nn.Module:
+    """Build the model as the plan has it, on the host; under FSDP2 only rank 0 holds the weights at first.
 
-    A base that is packed in 4 bits is the exception: it is small, and every rank packs its own.
+    A base that is packed in 4 bits is the exception: it is small, and every rank packs its own, on its device.
     """
     on_meta = assignment.strategy == "fsdp2" and not ranks.is_first and job.method.type != "qlora"
-    model: nn.Module = build_model(
+    model = build_model(
         job, auto_class=auto_class, tokenizer=tokenizer, precision=assignment.precision, on_meta=on_meta
     )
-    count = count_parameters(model)
     if assignment.gradient_checkpointing:
         enable_gradient_checkpointing(model)
-    model.train()
+    return model.train()
+
+
+def hand_to_strategy(model: nn.Module, job: Job, assignment: Assignment, ranks: Ranks, folder: RunFolder) -> Strategy:
+    """Let the strategy of the plan take the model to this rank's device."""
     device, train = ranks.device, job.train
     if assignment.strategy == "fsdp2":
         from trainwright.train.strategies.fsdp2 import FullySharded
 
-        return FullySharded(model, train, device=device, precision=assignment.precision), count
+        return FullySharded(model, train, device=device, precision=assignment.precision)
     if assignment.strategy.startswith("zero"):
         from trainwright.train.strategies.zero import Zero
 
         config = read_json(folder.deepspeed_json)
-        return Zero(model, train, device=device, config=config), count
+        return Zero(model, train, device=device, config=config)
     from trainwright.train.strategies.replicated import Replicated
 
     fp16 = assignment.precision == "fp16"
-    return Replicated(model, train, device=device, name=assignment.strategy, fp16=fp16), count
+    return Replicated(model, train, device=device, name=assignment.strategy, fp16=fp16)
 
 
 def _balance(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strategy, restored: Restored) -> Balance:
