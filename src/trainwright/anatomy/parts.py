@@ -150,6 +150,8 @@ class Anatomy:
     """Endings of module paths that transformers keeps in fp32 (`_keep_in_fp32_modules`)."""
     attention_is_eager: bool = False
     """transformers has no fused attention for this family."""
+    output_is_scaled: bool = False
+    """T5's, before its output embedding."""
 
     @property
     def layers(self) -> tuple[Segment, ...]:

@@ -78,6 +78,7 @@ def t5(config: T5Config) -> Anatomy:
         ),
         output="lm_head",
         never_quantized=("wo",),
+        output_is_scaled=config.tie_word_embeddings,  # not in T5 1.1, which this key tells apart
     )
 
 

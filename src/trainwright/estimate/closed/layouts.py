@@ -224,6 +224,7 @@ def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
         strategy=request.strategy,
         ranks=request.world_size if request.strategy == "fsdp2" else 1,
         kept_bytes=there.update.get("gradients", 0) if request.strategy in ("zero1", "zero2") else 0,
+        output_is_scaled=anatomy.output_is_scaled,
         alone=anatomy.family == "t5" and request.micro_batch_size == 1,
         long=method.type == "full" and tokens > SORTED_ABOVE,
     )

@@ -312,18 +312,19 @@ def dropout(tape: Tape, x: Tensor, p: float, *, training: bool) -> Tensor:
 
 def layer_norm(tape: Tape, x: Tensor, scale_by: Tensor, shift_by: Tensor | None, columns: int) -> Tensor:
     """`native_layer_norm`, in fp32 under autocast; mean and deviation of each row are kept in fp32."""
-    x, scale_by = upper(tape, x), upper(tape, scale_by)
-    shift_by = upper(tape, shift_by) if shift_by is not None else None
-    rows = x.elements / columns
-    if not tape.needs_gradient(x, scale_by, shift_by):
-        out = tape.new(x.elements, x.dtype)
+    shift_by = upper(tape, shift_by) if shift_by is not None else None  # arguments of C++: the last one first
+    scale_by = upper(tape, scale_by)
+    given = upper(tape, x)
+    rows = given.elements / columns
+    if not tape.needs_gradient(given, scale_by, shift_by):
+        out = tape.new(given.elements, given.dtype)
         tape.passing(rows * FP32, rows * FP32, part="temporaries")
         return out
-    out = tape.new(x.elements, x.dtype)
+    out = tape.new(given.elements, given.dtype)
     means, deviations = tape.new(rows, FP32), tape.new(rows, FP32)
-    kept = tape.keep(x, scale_by, means, deviations)
+    kept = tape.keep(given, scale_by, means, deviations)
     del means, deviations
-    elements, dtype, for_x = x.elements, x.dtype, x.node is not None
+    elements, dtype, for_x = given.elements, given.dtype, given.node is not None
     for_scale = scale_by.node is not None
     for_shift = shift_by is not None and shift_by.node is not None
 
@@ -337,7 +338,7 @@ def layer_norm(tape: Tape, x: Tensor, scale_by: Tensor, shift_by: Tensor | None,
         del held
         return results
 
-    return tape.link(out, [x, scale_by, shift_by], backward)
+    return tape.link(out, [given, scale_by, shift_by], backward)
 
 
 def embedding(

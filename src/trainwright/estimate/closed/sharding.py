@@ -104,11 +104,17 @@ class Sharding:
             return
         tape = self.tape
         self.reducing = Storage(tape, complex(unit.gradient_shard * self.ranks * FP32), None)
-        for weight in reversed(reached):  # `unsharded_grads.clear()`: a list lets go of its last first
-            weight.gradient = None
-            if self.accumulated:
-                tape.given_back(complex(weight.elements * FP32), "gradients")
+        # `unsharded_grads.clear()`: a list lets go of its last first, but that one a loop's variable holds to the end.
+        for weight in reversed(reached[:-1]):
+            self._let_go(weight)
         self.kept.append(Storage(tape, complex(unit.gradient_shard * FP32), "gradients", REDUCING))
+        for weight in reached[-1:]:
+            self._let_go(weight)
+
+    def _let_go(self, weight: Weight) -> None:
+        weight.gradient = None
+        if self.accumulated:
+            self.tape.given_back(complex(weight.elements * FP32), "gradients")
 
     def _keep_whole(self, unit: Unit) -> None:
         """`to_accumulated_grad_if_needed`."""

@@ -63,6 +63,7 @@ class Asked:
     """That share the weights; 1 where the course does not depend on them."""
     kept_bytes: int
     """Gradients that ZeRO-1 and 2 copy out of their buckets."""
+    output_is_scaled: bool
     alone: bool
     """There is one sample, which the bias of T5's attention is learned from as it is."""
     long: bool

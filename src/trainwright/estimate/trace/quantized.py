@@ -141,13 +141,13 @@ def _nf4_class() -> Any:
         def __init__(self, linear: Any, compute_dtype: torch.dtype, storage: torch.dtype) -> None:
             nn.Module.__init__(self)
             self.in_features, self.out_features = _shape(linear)
-            self.bias = linear.bias
             self.compute_dtype, self.compute_type_is_set = compute_dtype, True
             self.quant_storage, self.quant_state = storage, None
             weights = linear.weight.numel()
             empty = functools.partial(torch.empty, device=linear.weight.device)
             self.weight = nn.Parameter(empty(weights // 2 // storage.itemsize, 1, dtype=storage), requires_grad=False)
             self.weight.compress_statistics, self.weight.quant_type = True, "nf4"
+            self.bias = linear.bias  # after the weights, as bitsandbytes registers them: FSDP2 goes by that order
             blocks = -(-weights // NF4_BLOCK)
             self._absmax = empty(blocks, dtype=torch.uint8)
             # Held outside of buffers, as the quantization state is: FSDP neither shards nor casts it.

@@ -74,6 +74,7 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
         logits = op.scale(tape, logits, part=LOGITS)
         logits = op.elementwise(tape, logits, keep_output=True, part=LOGITS)
         logits = op.scale(tape, logits, part=LOGITS)
+    del hidden
     return end(step, model, logits)
 
 

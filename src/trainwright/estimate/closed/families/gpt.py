@@ -116,10 +116,14 @@ def neox_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     parallel = list(layer.modules).index("post_attention_layernorm") == 1
     if not parallel:
         attended = op.add(tape, attended, hidden)
-    normed = modules.layer_norm(tape, layer["post_attention_layernorm"], hidden if parallel else attended)
-    fed = step.drop(_mlp(step, layer, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", normed), p)
-    del normed
+    fed = step.drop(_normed_and_fed(step, layer, hidden if parallel else attended), p)
     return op.add(tape, op.add(tape, fed, attended), hidden) if parallel else op.add(tape, fed, attended)
+
+
+def _normed_and_fed(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+    """`self.mlp(self.post_attention_layernorm(hidden_states))`: only the call holds what is normed."""
+    normed = modules.layer_norm(step.tape, layer["post_attention_layernorm"], hidden)
+    return _mlp(step, layer, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", normed)
 
 
 def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:

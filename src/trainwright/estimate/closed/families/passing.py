@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.loss import LOGITS
@@ -58,8 +59,10 @@ def through(step: Step, stages: list[Stage], layer: OneLayer, hidden: Tensor, sh
             return layer(step, inner, x, given)
 
         if step.sharding is not None and given.memory is not None:
-            # FSDP2 casts and watches all that a unit is given: the gradients of keys and values meet there.
-            given.memory = boundary(step, op.to(tape, given.memory, step.asked.weight_dtype), None)
+            # FSDP2 casts and watches all that a unit is given: the gradients of keys and values meet there, and tell
+            # that a unit is done where nothing is learned before it.
+            done = None if tape.needs_gradient(hidden) else _done(step, stage)
+            given.memory = boundary(step, op.to(tape, given.memory, step.asked.weight_dtype), None, done)
         hidden = _sharded(step, stage, one, hidden, f"backward {number}")
         shared.lingering, given.lingering = given.lingering, None
         for name in ("bias", "cross_bias"):
@@ -77,12 +80,18 @@ def _sharded(step: Step, stage: Stage, one: Callable[[Tensor], Tensor], hidden: 
     sharding, unit = step.sharding, stage.unit
     if sharding is None or unit is None:
         return boundary(step, _checkpointed(step, one, hidden), name)
-    sharding.before_forward(unit)
     hidden = op.to(step.tape, hidden, step.asked.weight_dtype)  # `cast_forward_inputs`
-    hidden = boundary(step, hidden, None, lambda: sharding.after_backward(unit))
+    sharding.before_forward(unit)
+    hidden = boundary(step, hidden, None, _done(step, stage))
     hidden = _checkpointed(step, one, hidden)
     sharding.after_forward(unit)
     return boundary(step, hidden, name, lambda: sharding.before_backward(unit))
+
+
+def _done(step: Step, stage: Stage) -> Callable[[], None]:
+    sharding, unit = step.sharding, stage.unit
+    assert sharding is not None and unit is not None
+    return partial(sharding.after_backward, unit)
 
 
 def _checkpointed(step: Step, one: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:

@@ -61,8 +61,7 @@ def _logits(step: Step, model: Model) -> Tensor:
     tape.mark("head")
     hidden = step.drop(norm(tape, after[0], hidden), DROPOUT)
     del embedded, shared
-    tied = after[1].weight is words[0].weight
-    scaled = op.scale(tape, hidden) if tied else hidden
+    scaled = op.scale(tape, hidden) if asked.output_is_scaled else hidden
     logits = as_logits(step, step.linear(after[1], scaled))
     del hidden, scaled  # `decoder_outputs` goes first
     return end(step, model, logits)
@@ -148,18 +147,23 @@ def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
 def _feed_forward(step: Step, layer: Layer, hidden: Tensor, number: int) -> Tensor:
     tape, path = step.tape, f"layer.{number}.DenseReluDense"
     normed = norm(tape, layer[f"layer.{number}.layer_norm"], hidden)
+    out = _dense(step, layer, path, normed)
+    del normed
+    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
+
+
+def _dense(step: Step, layer: Layer, path: str, normed: Tensor) -> Tensor:
+    """`T5DenseActDense`, or `T5DenseGatedActDense`, whose frame holds both factors to its end."""
+    tape, out = step.tape, layer[f"{path}.wo"]
     if f"{path}.wi" in layer:
         inner = op.elementwise(tape, step.linear(layer[f"{path}.wi"], normed), keep_output=True)
     else:
         acted = _new_gelu(tape, step.linear(layer[f"{path}.wi_0"], normed))
         up = step.linear(layer[f"{path}.wi_1"], normed)
         inner = op.mul(tape, acted, up)
-        del acted, up
     inner = step.drop(inner, DROPOUT)
-    inner = op.to(tape, inner, layer[f"{path}.wo"].weight.dtype)
-    out = step.linear(layer[f"{path}.wo"], inner)
-    del inner, normed
-    return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
+    inner = op.to(tape, inner, out.weight.dtype)
+    return step.linear(out, inner)
 
 
 def _bounded(step: Step, hidden: Tensor) -> Tensor:
@@ -237,14 +241,15 @@ def _biased(
         return kernels.eager(
             tape, q, k, v, mask, shape, dropout=DROPOUT, training=step.training, bias=bias, keeps_fp32=False
         )
+    pairs = None
     if mask is not None:
         bias = op.masked(tape, bias, mask, shape.scores())
     elif causal:
         pairs = tape.new(complex(shape.queries * shape.keys), BOOL)
         bias = op.masked(tape, bias, pairs, bias.elements)
-        del pairs
     if not laid_out:
-        bias = op.copy(tape, bias)  # `.contiguous()` of what was permuted
+        permuted, bias = bias, op.copy(tape, bias)  # `.contiguous()` of what was permuted
+        del pairs, permuted
     # Casts go when the kernel has run, and the mask when `sdpa_attention_forward` returns.
     lower = partial(op.lower, tape)
     return kernels.fused(tape, "efficient", lower(q), lower(k), lower(v), lower(bias), shape)
