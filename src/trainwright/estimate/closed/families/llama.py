@@ -53,9 +53,9 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
     repeats = step.repeats(mask, shape) or eager or step.asked.attention == "eager"
     if "self_attn.qkv_proj" in layer:
         joined = step.linear(layer["self_attn.qkv_proj"], hidden)
-        q = heads(tape, op.part_of(tape, joined, shape.of_queries()), shape.heads, clones=True)
-        k = heads(tape, op.part_of(tape, joined, _keys(shape)), shape.key_heads, clones=True)
-        v = heads(tape, op.part_of(tape, joined, _keys(shape)), shape.key_heads, clones=repeats)
+        q, k, v = (op.part_of(tape, joined, size) for size in (shape.of_queries(), _keys(shape), _keys(shape)))
+        q, k = heads(tape, q, shape.heads, clones=True), heads(tape, k, shape.key_heads, clones=True)
+        v = heads(tape, v, shape.key_heads, clones=repeats)
     else:
         joined = None
         q = heads(tape, step.linear(layer["self_attn.q_proj"], hidden), shape.heads, clones=True)
@@ -66,10 +66,8 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
             k = norm(tape, layer["self_attn.k_norm"], k)
         v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
     assert shared.rope is not None
-    share = 1.0 if family == "phi3" else None
-    both = rotated(tape, q, shared.rope, share), rotated(tape, k, shared.rope, share)
-    q, k = both
-    del both
+    turned = _sliced_and_rotated if family == "phi3" else _rotated_both
+    q, k = turned(tape, q, k, shared.rope)
     return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, eager=eager))
 
 
@@ -94,16 +92,19 @@ def attend(
 
 def mlp(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
     """The gated MLP, plain or with experts."""
-    tape = step.tape
     if "mlp.experts.gate_up_proj" in layer:
         return mixture(step, layer, hidden)
     if "mlp.gate_up_proj" in layer:
-        joined = step.linear(layer["mlp.gate_up_proj"], hidden)
-        gate, up = op.split(tape, joined, (joined.elements / 2,) * 2)
-        inner = op.mul(tape, up, activation(step, gate))
-        del joined, gate, up
-        return step.linear(layer["mlp.down_proj"], inner)
+        return _joined_and_gated(step, layer, hidden)
     return gated(step, layer, hidden, "mlp")
+
+
+def _joined_and_gated(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+    """`Phi3MLP`, line by line: its frame holds the gate, a view of both halves, to its end."""
+    up = step.linear(layer["mlp.gate_up_proj"], hidden)
+    gate, up = op.split(step.tape, up, (up.elements / 2,) * 2)
+    up = op.mul(step.tape, up, activation(step, gate))
+    return step.linear(layer["mlp.down_proj"], up)
 
 
 def gated(step: Step, layer: Layer, hidden: Tensor, path: str) -> Tensor:
@@ -136,15 +137,19 @@ def heads(tape: Tape, x: Tensor, count: int, *, clones: bool) -> Tensor:
     return tape.link(out, [x], lambda g: (tape.new(elements, dtype) if clones and count > 1 else g,))
 
 
-def rotated(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor], share: float | None = None) -> Tensor:
-    """`apply_rotary_pos_emb`; `share`: of a head, the rest is joined to it unturned (even where that is nothing)."""
-    cos, sin = rope
-    if share is None:
-        return _turned(tape, x, cos, sin)
-    first, rest = op.part_of(tape, x, x.elements * share), op.part_of(tape, x, x.elements * (1 - share))
-    out = op.concatenated(tape, [_turned(tape, first, cos, sin), rest])
-    out.headed = True
-    return out
+def rotated(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """`apply_rotary_pos_emb` of queries or keys."""
+    return _turned(tape, x, *rope)
+
+
+def _rotated_both(tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return rotated(tape, q, rope), rotated(tape, k, rope)
+
+
+def _sliced_and_rotated(tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Phi-3 slices off what of a head does not turn before it turns one of them, also where that is nothing."""
+    rest = [op.part_of(tape, x, complex(0)) for x in (q, k)]
+    return joined_again(tape, rotated(tape, q, rope), rest[0]), joined_again(tape, rotated(tape, k, rope), rest[1])
 
 
 def turned_apart(
