@@ -1,22 +1,24 @@
-"""What every test starts from: no measurements of earlier runs on this machine."""
+"""What every test starts from: no measurements of earlier runs on this machine, and none of its settings."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from trainwright.out_of_memory import ALLOCATOR_VARIABLES
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Plans are corrected by what runs measured, which is kept under XDG_DATA_HOME; here none has."""
-    before = os.environ.get("XDG_DATA_HOME")
+    """Plans are corrected by what runs measured, which is kept under XDG_DATA_HOME, and go by the allocator's settings.
+
+    Here there are neither.
+    """
     place = tmp_path_factory.mktemp("data-home")
-    os.environ["XDG_DATA_HOME"] = str(place)
-    yield place
-    if before is None:
-        del os.environ["XDG_DATA_HOME"]
-    else:
-        os.environ["XDG_DATA_HOME"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(place))
+        for name in ALLOCATOR_VARIABLES:
+            patch.delenv(name, raising=False)
+        yield place

@@ -87,11 +87,18 @@ def fragmentation_advice(said: str, environment: Mapping[str, str] | None = None
     allocated, unused = held
     if unused < max(tried[0], LEAST_UNUSED * (allocated + unused)):
         return None
+    return None if expanding_by(environment) else f"{ALLOCATOR_VARIABLES[1]}=expandable_segments:True"
+
+
+def expanding_by(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the variable that lets segments of torch's allocator expand, None where none does.
+
+    Of those that are set torch reads the first (c10/core/AllocatorConfig.h of torch 2.13).
+    """
     variables = os.environ if environment is None else environment
-    set_now = ",".join(variables.get(name, "") for name in ALLOCATOR_VARIABLES)
-    if re.search(r"expandable_segments:\s*True", set_now, re.IGNORECASE):
-        return None
-    return f"{ALLOCATOR_VARIABLES[1]}=expandable_segments:True"
+    name = next((name for name in ALLOCATOR_VARIABLES if variables.get(name)), None)
+    expands = name is not None and re.search(r"\bexpandable_segments:\s*True\b", variables[name], re.IGNORECASE)
+    return name if expands else None
 
 
 def held_bytes(said: str) -> tuple[float, float] | None:

@@ -14,6 +14,7 @@ from trainwright.hardware.inventory import Inventory
 from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
+from trainwright.out_of_memory import expanding_by
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.confirmed import Tracing
 from trainwright.plan.estimates import Amount
@@ -55,6 +56,7 @@ def plan_job(loaded: LoadedJob, asked: Asked) -> tuple[Job, Plan, Amount]:
         host=there.host,
         calibration=Calibration(stored_runs()),
         tuned=stored_answers(),
+        expanding_by=expanding_by(),
         may_leave_idle=True,
         must_fit=True,
         tracing=Tracing(traced_memory) if asked.trace else None,

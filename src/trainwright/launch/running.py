@@ -35,6 +35,7 @@ from trainwright.launch.own_script.running import (
 from trainwright.launch.planning import samples_in
 from trainwright.launch.showing import tell
 from trainwright.launch.supervision import StartRanks, StopAsked, run_attempts, start_here
+from trainwright.out_of_memory import expanding_by
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.confirmed import IN_DOUBT, Tracing
 from trainwright.plan.estimates import Amount
@@ -198,6 +199,7 @@ def plan_on(
         host=inventory.host,
         calibration=Calibration(stored_runs()),
         tuned=stored_answers(),
+        expanding_by=expanding_by(),
         amount=Amount(samples_in(job)),
         may_leave_idle=may_leave_idle,
         keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),

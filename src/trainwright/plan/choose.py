@@ -98,6 +98,8 @@ class Wish:
     tuned: tuple[Tuned, ...] = ()
     lacks: tuple[str, ...] = ()
     tracing: Tracing | None = None
+    expanding_by: str | None = None
+    """The environment variable that lets segments of torch's allocator expand where the ranks will run."""
 
 
 ORDINARY_WISH = Wish()
@@ -183,7 +185,13 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
         warnings = [precision.warning] if precision.warning else []
         return _finished(job, layout, choices, warnings, devices, no_estimate=model.reason)
     question = Question(
-        job=job, given=written, model=model, host=wish.host, amount=wish.amount, calibration=wish.calibration
+        job=job,
+        given=written,
+        model=model,
+        host=wish.host,
+        amount=wish.amount,
+        calibration=wish.calibration,
+        expanding_by=wish.expanding_by,
     )
     ranked = search(question, sets, wish.goal)
     if not ranked:

@@ -30,7 +30,15 @@ def reasons(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) 
         "train.gradient_checkpointing": _checkpointing(question, chosen, same_devices),
         "eval.batch_size": _evaluation(question, chosen),
         **_balance(chosen),
+        **_allocator(question),
     }
+
+
+def _allocator(question: Question) -> Choices:
+    if question.expanding_by is None:
+        return {}
+    reason = "set in this environment: what the allocator holds besides is estimated so"
+    return {f"environment {question.expanding_by}": Choice("expandable_segments:True", reason)}
 
 
 def describe(candidate: Candidate) -> str:

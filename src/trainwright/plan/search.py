@@ -109,6 +109,8 @@ class Question:
     host: Host
     amount: Amount
     calibration: Calibration
+    expanding_by: str | None = None
+    """The environment variable that lets segments of torch's allocator expand."""
 
 
 def weakest_precision(job: Job, devices: Sequence[Device]) -> PrecisionChoice:
@@ -179,7 +181,10 @@ def _batches(question: Question, devices: tuple[Device, ...], base: Layout, size
             precision=base.precision,
         ),
         layout=base,
-        request=request_of(question.job, question.model, base, devices),
+        request=dataclasses.replace(
+            request_of(question.job, question.model, base, devices),
+            expandable_segments=question.expanding_by is not None,
+        ),
     )
     low, high = 0, len(sizes)
     tried: dict[int, Candidate] = {}

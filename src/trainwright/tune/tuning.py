@@ -20,7 +20,7 @@ from trainwright.launch.less_memory import remedies
 from trainwright.launch.running import given_keys
 from trainwright.launch.showing import tell
 from trainwright.launch.supervision import StopAsked
-from trainwright.out_of_memory import first_words
+from trainwright.out_of_memory import expanding_by, first_words
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.layout import Layout
 from trainwright.plan.options import lacking
@@ -102,7 +102,7 @@ def _planned(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     inventory = local_inventory(job.resources.device)
     devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
     everything = gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"
-    wish = Wish(host=inventory.host, may_leave_idle=everything, lacks=lacking())
+    wish = Wish(host=inventory.host, may_leave_idle=everything, lacks=lacking(), expanding_by=expanding_by())
     settled, plan = choose(job, given_keys(loaded), tuple(devices), wish)
     open_batch = settled.train.model_copy(update={"micro_batch_size": "auto", "gradient_accumulation_steps": "auto"})
     return settled.model_copy(update={"train": open_batch}), plan

@@ -176,8 +176,11 @@ def eager(
     softcap: bool = False,
     bias: Tensor | None = None,
     keeps_fp32: bool = True,
-) -> Tensor:
-    """`eager_attention_forward` of transformers: softmax in fp32, weights cast back; `softcap`: a tanh before it."""
+) -> tuple[Tensor, Tensor]:
+    """`eager_attention_forward` of transformers: softmax in fp32, weights cast back; `softcap`: a tanh before it.
+
+    Returns the result, and the weights of each pair.
+    """
     own = q.dtype
     k, v = repeated(tape, k, shape), repeated(tape, v, shape)
     q, k, v = (_laid_out(tape, x) for x in (q, k, v))
@@ -190,11 +193,9 @@ def eager(
         weights = op.scale(tape, weights)
     if mask is not None:
         weights = op.add(tape, weights, mask)
-    weights = op.softmax(tape, weights, to_fp32=keeps_fp32)
-    if keeps_fp32:
-        weights = op.to(tape, weights, own)
+    weights = op.to(tape, op.softmax(tape, weights, to_fp32=keeps_fp32), own if keeps_fp32 else weights.dtype)
     weights = op.dropout(tape, weights, dropout, training=training)
-    return op.copy(tape, op.multiply(tape, weights, v, shape.of_queries()))
+    return op.copy(tape, op.multiply(tape, weights, v, shape.of_queries())), weights
 
 
 def _laid_out(tape: Tape, x: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ class Layouts:
         reserved = highest
         for point in self._course(asked_of(self.anatomy, request, there), found):
             total = point.total.real + samples * point.total.imag + passing
-            reserved = max(reserved, total + point.idle.real + samples * point.idle.imag)
+            idle = 0.0 if request.expandable_segments else point.idle.real + samples * point.idle.imag
+            reserved = max(reserved, total + idle)
             if total > highest:
                 best, highest = point, total
         for part, size in (there.update if best is None else there.passing).items():

@@ -135,6 +135,8 @@ class Step:
     tape: Tape
     asked: Asked
     sharding: Sharding | None = None
+    attention_weights: Tensor | None = None
+    """What eager attention returns besides; the frame of the layer holds it to its end."""
 
     @property
     def training(self) -> bool:
@@ -165,7 +167,10 @@ class Step:
         """Attention as the model's implementation computes it."""
         asked, tape = self.asked, self.tape
         if eager or asked.attention == "eager":
-            return kernels.eager(tape, q, k, v, mask, shape, dropout=dropout, training=self.training, softcap=softcap)
+            out, self.attention_weights = kernels.eager(
+                tape, q, k, v, mask, shape, dropout=dropout, training=self.training, softcap=softcap
+            )
+            return out
         wanted = asked.attention
         if wanted == "flash_attention_2":
             wanted, mask = "flash", None

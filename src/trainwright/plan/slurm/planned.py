@@ -14,6 +14,7 @@ from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Host, written_devices
 from trainwright.hardware.reading import GIB, MIB
 from trainwright.job.schema import Job
+from trainwright.out_of_memory import expanding_by
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.explain import seconds
@@ -175,6 +176,7 @@ class _Planner:
                 calibration=self._ask.calibration,
                 host=Host(memory_total_bytes=memory_mib * MIB),
                 tuned=self._ask.tuned,
+                expanding_by=expanding_by(),  # sbatch hands its environment on
             )
             try:
                 self._known[nodes, memory_mib] = choose(self._job, self._given, written_devices(known), wish)

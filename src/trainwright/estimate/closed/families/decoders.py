@@ -90,11 +90,14 @@ def scaled_words(step: Step, model: Model) -> list[Tensor]:
 
 def words_and_places(step: Step, model: Model) -> list[Tensor]:
     """GPT-2's: positions are embedded once for all samples."""
-    tape, asked = step.tape, step.asked
-    places = list(model.outside[0].modules.values())[1]
-    embedded = words(step, model)
-    embedded.append(modules.embedding(tape, places, complex(asked.length), sorted_above=asked.length > SORTED_ABOVE))
-    return [*embedded, op.add(tape, *embedded)]
+    embedded = [*words(step, model), _places(step, model)]
+    return [*embedded, op.add(step.tape, *embedded)]
+
+
+def _places(step: Step, model: Model) -> Tensor:
+    length = step.asked.length
+    table = list(model.outside[0].modules.values())[1]
+    return modules.embedding(step.tape, table, complex(length), sorted_above=length > SORTED_ABOVE)
 
 
 def normed_words(step: Step, model: Model) -> list[Tensor]:
@@ -112,6 +115,12 @@ def as_embedded(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
 def dropped(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
     """GPT-2's sum passes a dropout."""
     return step.drop(embedded.pop(), gpt.GPT2_DROPOUT)
+
+
+def placed_and_dropped(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+    """GPT-BigCode embeds positions after the masks."""
+    embedded.append(_places(step, model))
+    return step.drop(op.add(step.tape, *embedded), gpt.GPT2_DROPOUT)
 
 
 def opt_sum(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
@@ -142,7 +151,7 @@ WAYS: Mapping[str, Way] = {
     "phi": Way(gpt.phi_layer, modules.layer_norm, words, as_embedded, gpt.PHI_TURNED),
     "gpt_neox": Way(gpt.neox_layer, modules.layer_norm, words, as_embedded, gpt.NEOX_TURNED),
     "gpt2": _GPT2,
-    "gpt_bigcode": _GPT2,
+    "gpt_bigcode": Way(gpt.gpt2_layer, modules.layer_norm, words, placed_and_dropped),
     "opt": Way(gpt.opt_layer, modules.layer_norm, words, opt_sum),
     "bloom": Way(alibi.bloom_layer, modules.layer_norm, normed_words, as_embedded),
     "mpt": Way(alibi.mpt_layer, modules.layer_norm, words, as_embedded),

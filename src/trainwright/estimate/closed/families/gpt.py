@@ -52,7 +52,9 @@ def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, 
     q, k, v = (heads(tape, x, shape.heads, clones=eager) for x in (q, k, v))
     out = attend(step, q, k, v, shared.mask, shape, dropout=GPT2_DROPOUT)
     out = step.linear(layer["attn.c_proj"], out)
-    return step.drop(out, p)
+    dropped = step.drop(out, p)
+    del out  # before queries, keys and values, which the frame holds to its end
+    return dropped
 
 
 def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:

@@ -56,7 +56,10 @@ def through(step: Step, stages: list[Stage], layer: OneLayer, hidden: Tensor, sh
         given = replace(shared)
 
         def one(x: Tensor, inner: Layer = stage.layer, given: Shared = given) -> Tensor:
-            return layer(step, inner, x, given)
+            try:
+                return layer(step, inner, x, given)
+            finally:
+                step.attention_weights = None
 
         if step.sharding is not None and given.memory is not None:
             # FSDP2 casts and watches all that a unit is given: the gradients of keys and values meet there, and tell

@@ -238,9 +238,10 @@ def _biased(
     """Attention with a bias: transformers' `create_position_bias_mask`, then torch's memory-efficient kernel."""
     tape, asked = step.tape, step.asked
     if asked.attention == "eager":
-        return kernels.eager(
+        out, _ = kernels.eager(
             tape, q, k, v, mask, shape, dropout=DROPOUT, training=step.training, bias=bias, keeps_fp32=False
         )
+        return out
     pairs = None
     if mask is not None:
         bias = op.masked(tape, bias, mask, shape.scores())
