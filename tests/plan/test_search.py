@@ -55,6 +55,21 @@ def test_the_model_is_sharded_only_where_it_must_be(job: str) -> None:
     assert "ddp needs" in sharded.choices["resources.strategy"].reason
 
 
+def test_segments_that_expand_are_planned_for(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks inherit the allocator's settings: what it holds besides is less, and the plan says why."""
+    layout = ("train.micro_batch_size=1", "train.gradient_checkpointing=true")
+    ordinary = planned(job, "rtx-4090:1", *layout)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True")
+    expanding = planned(job, "rtx-4090:1", *layout)
+    assert ordinary.estimate is not None and expanding.estimate is not None
+    before, after = ordinary.estimate.memory, expanding.estimate.memory
+    assert after.reserved_bytes - after.allocated_bytes < 0.25 * (before.reserved_bytes - before.allocated_bytes)
+    assert expanding.choices["environment PYTORCH_CUDA_ALLOC_CONF"].value == "expandable_segments:True"
+    assert not [key for key in ordinary.choices if key.startswith("environment")]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512")  # torch reads the first of the two
+    assert planned(job, "rtx-4090:1", *layout).estimate == ordinary.estimate
+
+
 def test_checkpointing_and_micro_batch_follow_the_memory(job: str) -> None:
     """On a large card nothing is computed twice; on a small one checkpointing is on, with the figures as the reason."""
     large, small = planned(job, "h200:1"), planned(job, "rtx-4090:1")

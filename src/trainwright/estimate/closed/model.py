@@ -25,6 +25,7 @@ from trainwright.estimate.closed.tape import (
 from trainwright.estimate.closed.zero import Buckets
 
 FP64 = 8
+NORMS_AMONG_THE_REST = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "bloom", "mpt"})
 Chosen = Callable[[Sequence[Segment]], list[tuple[Segment, int, bool]]]
 """Layers of a stack, how many of it each stands for, and whether it is one of those in the middle."""
 
@@ -97,10 +98,18 @@ def _shard(tape: Tape, asked: Asked, model: Model) -> Sharding:
     """One unit for each layer, and one for the rest, which stays gathered (train/strategies/fsdp2.py)."""
     policy = HALF if asked.precision != "fp32" and asked.autocast else None
     for stage in model.stages:
-        stage.unit = Unit(stage.layer.parameters(), asked.ranks, policy, reshards=asked.reshards)
+        registered = _as_registered(stage.layer, asked.family)
+        weights = [weight for module in registered for weight in module.parameters()]
+        stage.unit = Unit(weights, asked.ranks, policy, reshards=asked.reshards)
     rest = [weight for layer in (*model.outside, *model.aside) for weight in layer.parameters()]
     model.root = Unit(rest, asked.ranks, policy, reshards=False)
     return Sharding(tape, asked.ranks, accumulated=asked.accumulating, synchronizes=asked.synchronizes)
+
+
+def _as_registered(layer: Layer, family: str) -> list[Module]:
+    """Modules of a layer in transformers' order, which a unit keeps: most families register their norms last."""
+    modules = list(layer.modules.values())
+    return modules if family in NORMS_AMONG_THE_REST else sorted(modules, key=lambda module: module.rows == 1)
 
 
 def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Model:
