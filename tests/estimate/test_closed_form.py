@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gloo import run_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tracing import BERT, GPT2, HERE, LLAMA, T5, trace
+from tracing import BERT, ENVIRONMENT, GPT2, HERE, LLAMA, T5, trace
 
 from trainwright.anatomy import Anatomy, anatomy, read_config
 from trainwright.errors import UserError
@@ -221,6 +222,34 @@ def test_replayed_lets_go_in_the_order_of_the_models_frames(tmp_path: Path) -> N
         found = replayed(model_of(data["config"]), Request.parse(data))
         assert found.reserved_bytes == pytest.approx(answer["peak"]["reserved_bytes"], rel=0.01), name
         assert found.allocated_bytes == pytest.approx(answer["peak"]["allocated_bytes"], rel=0.002), name
+
+
+TOKENS = {"micro_batch_size": 4, "sequence_length": 1024}
+SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+IN_ORDER: dict[str, dict[str, Any]] = {
+    "llama": asked(WIDE, "llama", **TOKENS, **LORA, **CHECKPOINTED),
+    "llama, fsdp2": asked(WIDE, "llama", **TOKENS, **SHARDED),
+    "llama, fsdp2, twice": asked(WIDE, "llama", gradient_accumulation_steps=2, **TOKENS, **SHARDED),
+    "mistral": asked(WIDE, "mistral", **TOKENS, **QLORA),
+    "qwen2": asked(WIDE, "qwen2", **TOKENS, **QLORA, **CHECKPOINTED),
+    "phi3": asked(WIDE | SPECIAL_IDS, "phi3", **TOKENS, **QLORA, **CHECKPOINTED),
+    "starcoder2": asked(WIDE | SPECIAL_IDS, "starcoder2", batch="padded", **TOKENS, **LORA),
+    "gpt_neox, fsdp2": asked(WIDE, "gpt_neox", **TOKENS, **SHARDED),
+    "gpt_neox, 4 bits, fsdp2": asked(WIDE, "gpt_neox", **TOKENS, **QLORA, **SHARDED, **CHECKPOINTED),
+}
+
+
+def test_all_that_is_large_comes_and_goes_as_in_the_trace(tmp_path: Path) -> None:
+    """Every piece of 1 MiB and more of two steps, one after the other: what is reserved hangs on that order."""
+    path = tmp_path / "requests.json"
+    path.write_text(json.dumps(list(IN_ORDER.values())))
+    command = [sys.executable, str(HERE / "events.py"), str(path), str(1 << 20)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, events in zip(IN_ORDER, json.loads(done.stdout), strict=True):
+        traced = events["traced"]
+        assert len(traced) > 500
+        assert events["closed"][-len(traced) :] == traced, name
 
 
 def test_zero_holds_what_deepspeed_really_holds(tmp_path: Path) -> None:
