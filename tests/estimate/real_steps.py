@@ -60,9 +60,8 @@ class _Tokenizer:
 
 def step_of_the_workers(request: Request) -> dict[str, int]:
     """Run two steps with the workers' strategy, autocast and loss."""
-    from trainwright.job.schema import Job, TrainSection
+    from trainwright.job.schema import Job
     from trainwright.train.precision import autocast
-    from trainwright.train.strategies.replicated import Replicated
     from trainwright.train.tasks.causal_lm import CausalLM
     from trainwright.train.tasks.seq2seq import Seq2Seq
 
@@ -70,7 +69,8 @@ def step_of_the_workers(request: Request) -> dict[str, int]:
     config = build_config(request)
     answers = Answers(mask_is_full=request.batch == "full", learned_share=1.0)
     tracker = Tracker("cpu", answers, capability=None, vocabulary=None)
-    job = Job.model_validate({"name": "step", "model": {"name": "none"}})
+    train = {"max_grad_norm": request.max_grad_norm}
+    job = Job.model_validate({"name": "step", "model": {"name": "none"}, "train": train})
     task: Any = (Seq2Seq if request.auto_class == "AutoModelForSeq2SeqLM" else CausalLM)(job, _Tokenizer())
     with tracker:
         model = build_model(request, config)
@@ -78,8 +78,7 @@ def step_of_the_workers(request: Request) -> dict[str, int]:
             for parameter in model.parameters():
                 parameter.fill_(0.01)
         del parameter
-        train = TrainSection(max_grad_norm=request.max_grad_norm)
-        strategy = Replicated(model, train, device=device, name="single", fp16=request.precision == "fp16")
+        strategy = _strategy(request, model, job)
         gc.collect()
         static_bytes = tracker.live_bytes()
         for step in (1, 2):
@@ -96,6 +95,32 @@ def step_of_the_workers(request: Request) -> dict[str, int]:
             tracker.phase = Phase("optimizer", step)
             strategy.step(1e-4, request.max_grad_norm)
     return peaks(tracker, static_bytes)
+
+
+def _strategy(request: Request, model: Any, job: Any) -> Any:
+    """The workers' own; DeepSpeed gets the file that it gets on GPUs, where it fills one bucket and reduces another."""
+    from trainwright.launch.files.deepspeed import engine_config
+    from trainwright.plan.layout import Layout
+    from trainwright.train.strategies.replicated import Replicated
+    from trainwright.train.strategies.zero import Zero
+
+    if not request.strategy.startswith("zero"):
+        fp16 = request.precision == "fp16"
+        return Replicated(model, job.train, device=torch.device("cpu"), name=request.strategy, fp16=fp16)
+    layout = Layout(
+        device="cuda",
+        visible_devices=None,
+        ranks=request.world_size,
+        strategy=request.strategy,
+        precision=request.precision,
+        offload=request.offload,
+        global_batch_size=request.world_size * request.micro_batch_size * request.gradient_accumulation_steps,
+        micro_batch_size=request.micro_batch_size,
+        gradient_accumulation_steps=request.gradient_accumulation_steps,
+        eval_batch_size=1,
+        gradient_checkpointing=False,
+    )
+    return Zero(model, job.train, device=torch.device("cpu"), config=engine_config(job, layout))
 
 
 def main() -> None:

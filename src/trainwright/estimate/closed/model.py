@@ -12,7 +12,7 @@ from trainwright.estimate.closed.families import forward_of
 from trainwright.estimate.closed.families.passing import Model, Stage
 from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.sharding import Sharding, Unit
-from trainwright.estimate.closed.states import Parameters
+from trainwright.estimate.closed.states import Parameters, elements
 from trainwright.estimate.closed.step import BYTES, Asked, Layer, Step, build_layer
 from trainwright.estimate.closed.tape import (
     HALF,
@@ -33,7 +33,7 @@ Chosen = Callable[[Sequence[Segment]], list[tuple[Segment, int, bool]]]
 def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point, ...]:
     """Run one micro-step of a short model; return the points that can be the highest, static memory left out."""
     model = shorten(anatomy, asked, found)
-    step = _passed(asked, model)
+    step = _passed(asked, model, elements(found.trained))
     repeats: dict[str, int] = {}
     groups: dict[str, int] = {}
     for number, stage in enumerate(model.stages):
@@ -47,12 +47,15 @@ def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point
 def whole_micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> Recording:
     """Run one micro-step, or an evaluation pass, of all layers."""
     model = _built(anatomy, asked, found, lambda stack: [(segment, 1, False) for segment in stack])
-    step = _passed(asked, model)
+    step = _passed(asked, model, elements(found.trained))
     return step.tape.recording()
 
 
-def _passed(asked: Asked, model: Model) -> Step:
-    """Pass the model with what the strategy does around it; the result holds what outlives the pass."""
+def _passed(asked: Asked, model: Model, trained: int) -> Step:
+    """Pass the model with what the strategy does around it; the result holds what outlives the pass.
+
+    `trained`: numbers that are trained in the model of which this one may be a part.
+    """
     tape = Tape(asked.half)
     step = Step(tape, asked)
     buckets = None
@@ -60,9 +63,8 @@ def _passed(asked: Asked, model: Model) -> Step:
         tape.accumulate = take_passing_gradient
         step.sharding = _shard(tape, asked, model)
     elif asked.strategy.startswith("zero"):
-        buckets = Buckets(
-            tape, asked.strategy, BYTES[asked.precision], asked.kept_bytes, accumulating=asked.accumulating
-        )
+        element, accumulating = BYTES[asked.precision], asked.accumulating
+        buckets = Buckets(tape, asked.strategy, element, asked.kept_bytes, trained, accumulating=accumulating)
         tape.accumulate = buckets.take
     elif asked.strategy == "ddp" and asked.recipe == "trainwright":
         tape.accumulate = hand_over_gradient if asked.accumulating else leave_gradient

@@ -63,10 +63,12 @@ def _stage_3(
         static["gradients"] = element * shard["trained"]
     whole = elements(found.trained) + elements(found.frozen) + packed_bytes // element
     largest = max(prod(shape) for shape in (*found.trained, *found.frozen))
-    # A weight stays gathered if it is used again within the distance, which counts the way there and back.
-    gathered = element * min(whole, REUSED_WITHIN // 2 + PREFETCHED + largest_layer + largest)
+    # A weight stays gathered if it is used again within the distance, which counts the way there and back. Where all
+    # of them do, nothing is under way any more when the loss is there.
+    gathered = min(whole, REUSED_WITHIN // 2 + PREFETCHED + largest_layer + largest)
+    under_way = max(PREFETCHED, largest) if gathered < whole else 0
     static["communication"] = element * BUCKET
-    passing = {"gathered weights": gathered, "communication": element * min(whole, max(PREFETCHED, largest))}
+    passing = {"gathered weights": element * gathered, "communication": element * under_way}
     sub_group = min(SUB_GROUP, shard["trained"])
     flat = (element + (MASTER if element != MASTER else 0)) * sub_group if on_gpu else 0
     return Held(static, passing, {"temporaries": flat})
@@ -75,40 +77,57 @@ def _stage_3(
 class Buckets:
     """Where gradients go as they are made: into a bucket, which is reduced when it is full."""
 
-    def __init__(self, tape: Tape, strategy: str, element: int, kept_bytes: int, *, accumulating: bool) -> None:
+    def __init__(
+        self, tape: Tape, strategy: str, element: int, kept_bytes: int, trained: int, *, accumulating: bool
+    ) -> None:
         self._tape, self._stage, self._element = tape, int(strategy[-1]), element
+        self._trained = trained
+        """Numbers that are trained, in the layers too that a short model leaves out."""
         self._kept_bytes = kept_bytes
-        """Gradients of a rank's own part, copied out of the buckets."""
+        """Gradients of a rank's own part, copied out of the buckets as they are reduced."""
         self._accumulating = accumulating
-        self._filled = 0
-        self._held: list[Storage] = []
+        self._filled = self._taken = 0
+        self._buffers: Storage | None = None
+        self._kept: Storage | None = None
         self._large: Storage | None = None
+        if accumulating and self._stage == 1:
+            self._open()  # it reduces at the end of a step alone, and keeps its buckets until then
 
     def take(self, weight: Weight, gradient: Tensor) -> None:
         """A gradient is complete (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         tape = self._tape
-        if not self._held and self._stage < 3:
-            self._held.append(Storage(tape, complex(2 * self._element * BUCKET), "communication"))
-            self._held.append(Storage(tape, complex(self._kept_bytes), "gradients"))
+        if self._buffers is None and self._stage < 3:
+            self._open()
         self._large = None
         if self._accumulating and self._stage == 1:
             tape.given_back(gradient.elements * self._element, "gradients")
-        if self._stage == 3 and self._filled + weight.elements > BUCKET and self._filled:
+        if self._filled and self._filled + weight.elements > BUCKET:
             self._reduce()
         self._filled += weight.elements
+        self._taken += weight.elements
         if weight.elements > BUCKET:
             self._large = gradient.storage
 
     def finish(self) -> None:
-        """The backward pass is over."""
-        if self._stage == 3:
-            self._reduce()
-        self._large = None
-        self._held.clear()
+        """The backward pass is over; what a short model leaves out may have filled the bucket."""
+        if self._taken < self._trained:
+            self._filled = min(self._trained, BUCKET)
+        self._reduce()
+        self._large = self._buffers = self._kept = None
+
+    def _open(self) -> None:
+        """Two buckets: one is filled while the other is reduced."""
+        self._buffers = Storage(self._tape, complex(2 * self._element * BUCKET), "communication")
 
     def _reduce(self) -> None:
-        """`reduce_scatter_coalesced` puts the pieces of all ranks in order first, in a buffer of their size."""
+        """Empty the bucket: what is in it is first put in order in a buffer of its size.
+
+        That is in ZeRO-3's `reduce_scatter_coalesced` and in `allreduce_bucket` of the others, whose
+        `copy_grads_in_partition` then takes memory for a rank's whole part, at the first time.
+        """
         self._tape.passing(complex(self._element * self._filled), part="communication")
+        if self._stage < 3 and self._kept is None:
+            self._kept = Storage(self._tape, complex(self._kept_bytes), "gradients")
         self._filled = 0
 
 
