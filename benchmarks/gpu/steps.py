@@ -15,7 +15,7 @@ equal free blocks the allocator takes the lowest.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -121,8 +121,8 @@ class Rank:
         """Take the model to the device and do the steps; return the figures of all ranks."""
         configuration, ranks = self.configuration, self.ranks
         began_s = time.perf_counter()
-        for library in configuration.needs:
-            importlib.import_module(library)
+        if configuration.method != "full" and importlib.util.find_spec("bitsandbytes"):
+            importlib.import_module("bitsandbytes")  # as peft does where it is installed
         model = self._build() if self.model is None else self.model
         count = count_parameters(model)
         strategy = hand_to_strategy(model, self.job, self.assignment, ranks, RunFolder(self.folder))

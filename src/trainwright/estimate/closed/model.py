@@ -26,6 +26,7 @@ from trainwright.estimate.closed.zero import Buckets
 
 FP64 = 8
 NORMS_AMONG_THE_REST = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "bloom", "mpt"})
+"""Families whose layers register their modules in the order of the pass."""
 Chosen = Callable[[Sequence[Segment]], list[tuple[Segment, int, bool]]]
 """Layers of a stack, how many of it each stands for, and whether it is one of those in the middle."""
 

@@ -74,7 +74,7 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
         logits = op.scale(tape, logits, part=LOGITS)
         logits = op.elementwise(tape, logits, keep_output=True, part=LOGITS)
         logits = op.scale(tape, logits, part=LOGITS)
-    del hidden
+    del hidden  # the model's frame ends before FSDP2 looks at its result
     return end(step, model, logits)
 
 

@@ -139,7 +139,10 @@ def heads(tape: Tape, x: Tensor, count: int, *, clones: bool) -> Tensor:
 
 def rotated(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """`apply_rotary_pos_emb` of queries or keys."""
-    return _turned(tape, x, *rope)
+    cos, sin = rope
+    straight = op.mul(tape, x, cos)
+    crossed = op.mul(tape, _half_turned(tape, x), sin)
+    return op.add(tape, straight, crossed)
 
 
 def _rotated_both(tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -157,7 +160,7 @@ def turned_apart(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """A share of queries and keys, turned, and the rest of each, for models that turn both before they join either."""
     apart = [(op.part_of(tape, x, x.elements * share), op.part_of(tape, x, x.elements * (1 - share))) for x in (q, k)]
-    return [_turned(tape, first, *rope) for first, _ in apart], [rest for _, rest in apart]
+    return [rotated(tape, first, rope) for first, _ in apart], [rest for _, rest in apart]
 
 
 def joined_again(tape: Tape, turned: Tensor, rest: Tensor) -> Tensor:
@@ -165,12 +168,6 @@ def joined_again(tape: Tape, turned: Tensor, rest: Tensor) -> Tensor:
     out = op.concatenated(tape, [turned, rest])
     out.headed = True
     return out
-
-
-def _turned(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    straight = op.mul(tape, x, cos)
-    crossed = op.mul(tape, _half_turned(tape, x), sin)
-    return op.add(tape, straight, crossed)
 
 
 def _half_turned(tape: Tape, x: Tensor) -> Tensor:
