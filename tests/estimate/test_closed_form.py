@@ -269,8 +269,6 @@ TWICE = {"gradient_accumulation_steps": 2}
 IN_BUCKETS: dict[str, dict[str, Any]] = {
     "zero1, checkpointed": asked(DEEP, strategy="zero1", **SMALL_ZERO, **CHECKPOINTED),
     "zero1, accumulated": asked(DEEP, strategy="zero1", **SMALL_ZERO, **TWICE),
-    "zero2": asked(DEEP, strategy="zero2", **SMALL_ZERO),
-    "zero2, lora": asked(DEEP, strategy="zero2", **SMALL_ZERO, **LORA),
     "zero2, accumulated": asked(DEEP, strategy="zero2", **SMALL_ZERO, **TWICE),
     "zero3": asked(DEEP, strategy="zero3", **SMALL_ZERO),
 }
