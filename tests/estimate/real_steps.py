@@ -59,7 +59,7 @@ class _Tokenizer:
 
 
 def step_of_the_workers(request: Request) -> dict[str, int]:
-    """Run two steps with the workers' strategy, autocast and loss."""
+    """Run two steps, three under ZeRO, with the workers' strategy, autocast and loss."""
     from trainwright.job.schema import Job
     from trainwright.train.precision import autocast
     from trainwright.train.tasks.causal_lm import CausalLM
@@ -81,7 +81,7 @@ def step_of_the_workers(request: Request) -> dict[str, int]:
         strategy = _strategy(request, model, job)
         gc.collect()
         static_bytes = tracker.live_bytes()
-        for step in (1, 2):
+        for step in range(1, 4 if request.strategy.startswith("zero") else 3):
             total = torch.zeros((), dtype=torch.float64)
             for index in range(request.gradient_accumulation_steps):
                 tracker.phase = Phase("forward", step)

@@ -277,15 +277,19 @@ IN_BUCKETS: dict[str, dict[str, Any]] = {
 def test_a_step_under_deepspeed_takes_what_the_closed_form_says(tmp_path: Path) -> None:
     """The workers' steps in two gloo processes: 1 % of what is there beside the buckets.
 
-    A trace cannot say it, as fake tensors cannot pass the engine; gloo on the CPU has no workspaces, and no blocks.
+    A trace cannot say it, as fake tensors cannot pass the engine; gloo on the CPU has no workspaces, and no blocks. Its
+    threads may hold what they reduced a moment too long, so the lower of two steps counts.
     """
     by_workers = [data | {"device": "cpu", "workers_code": True} for data in IN_BUCKETS.values()]
     for (name, data), peaks in zip(IN_BUCKETS.items(), really_run(by_workers, tmp_path, ranks=2), strict=True):
-        found, highest = memory(model_of(DEEP), Request.parse(data)), max(peaks.values())
+        found = memory(model_of(DEEP), Request.parse(data))
+        highest = min(
+            max(peaks[f"{phase} {step}"] for phase in ("forward", "backward", "optimizer")) for step in (2, 3)
+        )
         here = found.allocated_bytes - found.parts_bytes["workspaces"] - found.parts_bytes.get("rounding", 0)
         buckets = (1 if name.startswith("zero3") else 2) * 2 * BUCKET
         assert highest > buckets
-        assert here - highest == pytest.approx(0, abs=0.01 * (highest - buckets)), name
+        assert here - highest == pytest.approx(0, abs=0.01 * (highest - buckets)), (name, peaks)
 
 
 def test_offload_leaves_the_optimizer_to_the_host() -> None:
