@@ -10,6 +10,8 @@ import pytest
 from trainwright.errors import UserError
 from trainwright.launch.node import NodeLaunch, address_towards, torchrun_options
 from trainwright.launch.several import reserve_port
+from trainwright.launch.supervision import rank_environment
+from trainwright.plan.layout import Layout
 
 LAUNCH = NodeLaunch(
     nodes=2,
@@ -38,6 +40,26 @@ def test_every_node_is_told_the_same_but_for_who_holds_the_meeting() -> None:
 def test_what_is_written_for_the_nodes_is_what_they_read(tmp_path: Path) -> None:
     LAUNCH.write(tmp_path / "nodes.json")
     assert NodeLaunch.read(tmp_path / "nodes.json") == LAUNCH
+
+
+def test_ranks_on_other_machines_get_the_settings_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans count on them, and ssh hands no environment on."""
+    layout = Layout(
+        device="cuda",
+        visible_devices="0",
+        ranks=2,
+        strategy="ddp",
+        precision="bf16",
+        offload="none",
+        global_batch_size=2,
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+        eval_batch_size=1,
+        gradient_checkpointing=False,
+    )
+    assert "PYTORCH_ALLOC_CONF" not in rank_environment(layout, 1, 1)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert rank_environment(layout, 1, 1)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_the_port_of_a_meeting_is_given_to_nobody_else() -> None:

@@ -20,6 +20,7 @@ from trainwright.launch.processes import STOP_SIGNALS, Processes
 from trainwright.launch.resume import Start
 from trainwright.launch.sampling import sampling
 from trainwright.launch.showing import RankOutput, tell
+from trainwright.out_of_memory import ALLOCATOR_VARIABLES
 from trainwright.plan.layout import Layout
 from trainwright.runs import index
 from trainwright.runs.folder import RunFolder
@@ -261,6 +262,8 @@ def rank_environment(layout: Layout, ranks_here: int, attempt: int) -> dict[str,
         "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "2000"),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # The plan counts on them, and ssh hands no environment on.
+        **{name: os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)},
     }
     if layout.visible_devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = layout.visible_devices
