@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from trainwright.hardware.threads import waiting_policy
 from trainwright.out_of_memory import ALLOCATOR_VARIABLES
+
+# Several files are tested at once, each with processes of its own. OpenMP reads this when torch is first imported.
+os.environ.update(waiting_policy())
 
 
 @pytest.fixture(scope="session", autouse=True)

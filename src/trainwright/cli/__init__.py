@@ -33,6 +33,7 @@ from trainwright.cli import (
     watch,
 )
 from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.threads import waiting_policy
 
 OBJECTS_BETWEEN_COLLECTIONS = 200_000
 """Python by itself looks for cycles after 700 new objects, which finds none and is an eighth of a plan's time."""
@@ -98,6 +99,7 @@ app = _with(COMMANDS)
 def main() -> None:
     """Run the command; errors for the user go to stderr, with the exit code that says what kind they are."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    os.environ.update(waiting_policy())  # what the command starts inherits it: preparing, traces, checks, workers
     try:
         arguments = eval.with_lists(train.with_resume_value(sys.argv[1:]))
         command = _with(arguments[:1]) if arguments and arguments[0] in COMMANDS else app

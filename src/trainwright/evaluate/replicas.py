@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from trainwright.evaluate.engines.engine import Placement
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device, Inventory
 from trainwright.hardware.selection import cuda_environment, select_devices
+from trainwright.hardware.threads import thread_environment
 from trainwright.plan.modes import GpuMode, answer_dtype, answer_mode
 
 SAMPLES = 8
@@ -123,9 +123,8 @@ def _unpredicted(
 
 def _replica(devices: list[Device], copies: int) -> Replica:
     first = devices[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // copies)),
+        **thread_environment(copies),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from trainwright.errors import ExitCode
 from trainwright.hardware.host import kernel_kills
+from trainwright.hardware.threads import thread_environment
 from trainwright.launch.failures import Failure, cause_of
 from trainwright.launch.hangs.ending import Hangs, failure_of, say_hang
 from trainwright.launch.hangs.fault import Hang
@@ -245,17 +246,11 @@ def _note_failure(
         append(folder.events_jsonl, end | {"text": text, **more})
 
 
-def cores_here() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def rank_environment(layout: Layout, ranks_here: int, attempt: int) -> dict[str, str]:
     """Return what the ranks of one machine, `ranks_here` of them, find in their environment besides the launcher's."""
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores_here() // ranks_here))
     environment = {
         "TRAINWRIGHT_ATTEMPT": str(attempt),
-        "OMP_NUM_THREADS": threads,
+        **thread_environment(ranks_here),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # Which collectives each rank took part in last, kept in memory; asked for when the run stands still.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.inventory import Device, Host
-from trainwright.launch.supervision import cores_here
+from trainwright.hardware.threads import usable_cores
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class There:
     @staticmethod
     def of(devices: tuple[Device, ...], host: Host) -> There:
         """Look at the devices that the job may use on a host."""
-        cores = host.cores if isinstance(host.cores, int) else cores_here()
+        cores = host.cores if isinstance(host.cores, int) else usable_cores()
         return There(devices, cores if devices[0].kind == "cpu" else len(devices))
 
     @property

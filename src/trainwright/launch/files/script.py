@@ -116,7 +116,9 @@ def _threads(nodes: Nodes) -> str:
     return f"""\
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 share=$((cores / {nodes.ranks_per_node}))
-export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((share > 0 ? share : 1))}}\""""
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((share > 0 ? share : 1))}}"
+# Threads that spin while they wait make a step many times as long where another program runs on one of the cores.
+[[ -n ${{GOMP_SPINCOUNT-}}${{KMP_BLOCKTIME-}} ]] || export OMP_WAIT_POLICY="${{OMP_WAIT_POLICY:-PASSIVE}}\""""
 
 
 def _single(nodes: Nodes) -> str:
