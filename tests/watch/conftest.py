@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "standins" / "nvml"))
 
 from nvml_standin import NvmlStandin
+from receiver import Receiver
 from watched_run import WatchedRun, write_watched_job
 
 
@@ -30,3 +31,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedRun]:
         yield run
     finally:
         run.stop()
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    """A webhook on this machine."""
+    with Receiver.listening() as receiver:
+        yield receiver

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import random
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from receiver import Receiver
 
 from trainwright.errors import UserError
 from trainwright.job.schema import AlertsSection
@@ -127,16 +125,6 @@ def rules(conditions: Any) -> dict[str, bool]:
 
 def train(step: int, loss: float | None, step_s: float = 0.1) -> dict[str, Any]:
     return {"kind": "train", "step": step, "loss": loss, "step_s": step_s}
-
-
-def test_a_loss_that_falls_and_a_noisy_one_are_fine_and_one_that_rises_is_not() -> None:
-    loss = LossAndPace()
-    for step in range(300):
-        loss.add(train(step, 4 - step / 100 + (0.3 if step % 2 else -0.3)))
-    assert rules(loss.conditions(LIMITS))["loss_rising loss"] is False
-    for step in range(300, 360):
-        loss.add(train(step, 2.5))
-    assert rules(loss.conditions(LIMITS))["loss_rising loss"] is True
 
 
 def test_a_loss_that_is_not_finite_is_told_and_stays_told() -> None:
@@ -283,6 +271,26 @@ def test_the_command_gets_the_alert_as_json_and_no_shell(tmp_path: Path) -> None
     assert not list(Path.cwd().glob("canary"))
 
 
+def test_harm_10_what_comes_and_goes_or_stands_in_attempt_after_attempt_is_sent_once_an_hour(hook: Receiver) -> None:
+    """The log has every change; an alert that was not sent is not sent as over either."""
+    lines, changes = list[str](), list[Alert]()
+    section, environment = AlertsSection(webhook_env="HOOK"), {"HOOK": hook.address}
+    for attempt in (1, 2):
+        delivery = Delivery(section, lines.append, environment, changes)
+        for time_s in range(0, 3000, 300):
+            for state, later_s in (("fired", 0), ("cleared", 60)):
+                changes.append(alert(state=state, attempt=attempt, time_s=3000.0 * (attempt - 1) + time_s + later_s))
+                delivery.tell(changes[-1])
+        delivery.close()
+    assert [(body["state"], body["time_s"]) for _, body in hook.got] == [
+        ("fired", 0.0),
+        ("cleared", 60.0),
+        ("fired", 3600.0),
+        ("cleared", 3660.0),
+    ]
+    assert len(lines) == len(changes)
+
+
 def test_a_command_that_fails_is_said_and_nothing_else_happens() -> None:
     lines = list[str]()
     for command in (["/no/such/program"], ["python3", "-c", "raise SystemExit(3)"]):
@@ -292,41 +300,15 @@ def test_a_command_that_fails_is_said_and_nothing_else_happens() -> None:
     assert "failed" in lines[1] and "exit code 3" in lines[3]
 
 
-class Hook(http.server.BaseHTTPRequestHandler):
-    """Notes what is posted; `/moved` leads elsewhere."""
-
-    got: ClassVar[list[tuple[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.got.append((self.path, json.loads(body)))
-        self.send_response(302 if self.path == "/moved" else 204)
-        self.send_header("Location", "/elsewhere")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def hook() -> Iterator[str]:
-    Hook.got.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_webhook_is_posted_to_and_a_redirect_is_not_followed(hook: str) -> None:
+def test_a_webhook_is_posted_to_and_a_redirect_is_not_followed(hook: Receiver) -> None:
     lines = list[str]()
     section = AlertsSection(webhook_env="HOOK")
     for path in ("/secret-path", "/moved"):
-        delivery = Delivery(section, lines.append, {"HOOK": hook + path})
+        delivery = Delivery(section, lines.append, {"HOOK": hook.address + path})
         delivery.tell(alert())
         delivery.close()
-    assert [path for path, _ in Hook.got] == ["/secret-path", "/moved"]
-    assert Hook.got[0][1] == alert().to_json()
+    assert [path for path, _ in hook.got] == ["/secret-path", "/moved"]
+    assert hook.got[0][1] == alert().to_json()
     assert "failed: 302" in lines[-1]
     assert not any("secret-path" in line or "moved" in line for line in lines), "the URL may be a secret"
 

@@ -302,9 +302,9 @@ class AlertsSection(Section):
     """What is worth an alert while the run goes on, and whom it is told besides the log."""
 
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    """Program and arguments to run at each alert, without a shell; the alert is JSON on its standard input."""
+    """Program and arguments to run at each alert and at the run's end, without a shell; JSON on its standard input."""
     webhook_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    """Environment variable that holds a URL (https, or http on loopback) to post each alert to as JSON."""
+    """Environment variable that holds a URL (https, or http on loopback) to post each alert and the end to as JSON."""
     gpu_memory_min_pct: Percent = 70.0
     """GPU memory in use below this is noted: there is room for a larger micro-batch."""
     gpu_memory_max_pct: Percent = 85.0
@@ -320,7 +320,7 @@ class AlertsSection(Section):
     disk_free_min_gib: PositiveFloat = 2.0
     """Room that the run folder's disk should have; the size of the newest checkpoint where that is more."""
     loss_rise_max_pct: PositiveFloat = 10.0
-    """How far the mean loss of 50 steps may rise above the best such mean."""
+    """How far the median loss of 50 steps may rise, if its own scatter and 5 % of the first such median are less."""
     step_time_rise_max_pct: PositiveFloat = 30.0
     """How far the time of a step may rise above that of the attempt's first 50."""
     straggler_min_score: Annotated[float, Field(gt=0, lt=1)] = 0.7

@@ -119,3 +119,9 @@ def cause_of(failures: Sequence[Failure]) -> Failure:
     killed makes the others raise and not the other way round.
     """
     return min(failures, key=lambda failure: (failure.is_collateral, not failure.killed, failure.time_s, failure.rank))
+
+
+def telling_line(text: str) -> str | None:
+    """Return the line of a rank's last words that says why: our own error's first, an exception's last."""
+    lines = text.strip().splitlines()
+    return next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else None)

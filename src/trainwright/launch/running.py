@@ -33,8 +33,9 @@ from trainwright.launch.own_script.running import (
     write_script_files,
 )
 from trainwright.launch.planning import samples_in
+from trainwright.launch.run_end import RunEnd, telling_end
 from trainwright.launch.showing import tell
-from trainwright.launch.supervision import StartRanks, StopAsked, run_attempts, start_here
+from trainwright.launch.supervision import HARD_STOP_AFTER, StartRanks, StopAsked, run_attempts, start_here
 from trainwright.out_of_memory import expanding_by
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.confirmed import IN_DOUBT, Tracing
@@ -94,82 +95,78 @@ def run_planned(
     *,
     start_ranks: StartRanks | None = None,
     lock: AbstractContextManager[object] | None = None,
+    telling: AbstractContextManager[RunEnd] | None = None,
 ) -> ExitCode:
     """Bring a planned run to its end, or to a clean stop.
 
     `start_ranks` starts the ranks of an attempt elsewhere than on this machine; `lock` is the run's, where it is not
-    simply the first to come, or is held already.
+    simply the first to come, or is held already; `telling` tells how it ended, where the caller knows more of it.
 
     Raises:
         UserError: the job cannot run here, or a resume would break the contract; nothing was changed.
     """
-    if job.script is not None:
-        return _run_script(folder, job, plan, options, stop, start_ranks or start_script_here(job, plan), lock)
-    require_train_extra()
+    if job.script is None:
+        require_train_extra()
+    start_ranks = start_ranks or (start_here if job.script is None else start_script_here(job, plan))
+    run = _run_built_in if job.script is None else _run_script
     folder.create()
     with lock or RunLock(folder):
         if options.fresh:
             _set_old_run_aside(folder)
         for line in [*plan_lines(folder, plan), *claim_lines(job)]:
             tell(line)
-        ready = make_ready(folder, job, plan.to_json(), stop, resume=options.resume, allowed=options.allow)
-        if isinstance(ready, ExitCode):
-            code = ready
-        else:
-            code = run_attempts(
-                folder,
-                ready,
-                stop,
-                with_less_memory=partial(
-                    make_ready_with_less_memory,
-                    folder,
-                    job,
-                    asked=options.asked,
-                    resume=options.resume,
-                    allowed=options.allow,
-                ),
-                max_restarts=options.max_restarts,
-                start_ranks=start_ranks or start_here,
-            )
-    if code is ExitCode.DONE:
+        with telling or telling_end(folder, job) as end:
+            attempt = folder.attempt
+            code = run(folder, job, plan, options, stop, start_ranks)
+            if code is not ExitCode.DONE or folder.attempt != attempt:  # else there was nothing left to do
+                end.code = ExitCode.STOPPED if stop.times >= HARD_STOP_AFTER else code
+    if code is ExitCode.DONE and job.script is None:
         not_kept = record_run(folder)
         if not_kept is not None and plan.estimate is not None:
             tell(not_kept)
-        print(folder.final_model_dir)
+    if code is ExitCode.DONE:
+        print(folder.final_model_dir if job.script is None else folder.output_dir)
     return code
 
 
-def _run_script(
-    folder: RunFolder,
-    job: Job,
-    plan: Plan,
-    options: TrainOptions,
-    stop: StopAsked,
-    start_ranks: StartRanks,
-    lock: AbstractContextManager[object] | None,
+def _run_built_in(
+    folder: RunFolder, job: Job, plan: Plan, options: TrainOptions, stop: StopAsked, start_ranks: StartRanks
 ) -> ExitCode:
-    """Do the same for a job with a script of its own."""
-    folder.create()
-    with lock or RunLock(folder):
-        if options.fresh:
-            _set_old_run_aside(folder)
-        for line in [*plan_lines(folder, plan), *claim_lines(job)]:
-            tell(line)
-        ready = make_script_ready(folder, job, plan, resume=options.resume, allowed=options.allow)
-        if isinstance(ready, ExitCode):
-            code = ready
-        else:
-            code = run_attempts(
-                folder,
-                ready,
-                stop,
-                with_less_memory=script_out_of_memory,
-                max_restarts=options.max_restarts,
-                start_ranks=start_ranks,
-            )
-            close_script_run(folder, plan.layout, samples_in(job), code)
-    if code is ExitCode.DONE:
-        print(folder.output_dir)
+    ready = make_ready(folder, job, plan.to_json(), stop, resume=options.resume, allowed=options.allow)
+    if isinstance(ready, ExitCode):
+        return ready
+    return run_attempts(
+        folder,
+        ready,
+        stop,
+        with_less_memory=partial(
+            make_ready_with_less_memory,
+            folder,
+            job,
+            asked=options.asked,
+            resume=options.resume,
+            allowed=options.allow,
+        ),
+        max_restarts=options.max_restarts,
+        start_ranks=start_ranks,
+    )
+
+
+def _run_script(
+    folder: RunFolder, job: Job, plan: Plan, options: TrainOptions, stop: StopAsked, start_ranks: StartRanks
+) -> ExitCode:
+    ready = make_script_ready(folder, job, plan, resume=options.resume, allowed=options.allow)
+    if isinstance(ready, ExitCode):
+        return ready
+    code = run_attempts(
+        folder,
+        ready,
+        stop,
+        with_less_memory=script_out_of_memory,
+        max_restarts=options.max_restarts,
+        start_ranks=start_ranks,
+    )
+    close_script_run(folder, plan.layout, samples_in(job), code)
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from trainwright.launch.failures import telling_line
 from trainwright.runs.folder import RunFolder
 from trainwright.watch import spell
 from trainwright.watch.view import RunState
@@ -32,15 +33,9 @@ def state_of(
     if told and told[-1]["event"] in ENDS:
         end = told[-1]
         if newest_attempt <= end.get("attempt", 0):
-            return ENDS[end["event"]], _why(str(end.get("text", "")))
+            return ENDS[end["event"]], telling_line(str(end.get("text", "")))
     if heard_s is None:
         return "preparing", None
     if now_s - heard_s > SILENT_S:
         return "silent", f"no sign of life for {spell.duration(now_s - heard_s)}, and no word of its end"
     return ("running" if told else "preparing"), None
-
-
-def _why(text: str) -> str | None:
-    """Return the line of a rank's last words that says why: our own error's first, an exception's last."""
-    lines = text.strip().splitlines()
-    return next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else None)

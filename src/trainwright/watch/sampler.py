@@ -17,16 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from trainwright.errors import UserError
 from trainwright.job.schema import AlertsSection, Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
-from trainwright.runs.records import append
+from trainwright.runs.records import append, read
 from trainwright.runs.writing import read_json
 from trainwright.watch.alerts.conditions import Condition
-from trainwright.watch.alerts.delivery import Delivery
+from trainwright.watch.alerts.delivery import open_delivery
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import Standing
+from trainwright.watch.alerts.standing import Alert, Standing
 from trainwright.watch.alerts.training import (
     LossAndPace,
     RankPace,
@@ -51,12 +50,12 @@ class RunJudge:
 
     def __init__(self, folder: RunFolder, limits: AlertsSection) -> None:
         self._folder, self._limits = folder, limits
-        # An attempt is compared with itself: what earlier ones wrote is left out.
+        # An attempt is compared with itself, and its loss also with the run's first.
+        self._loss_and_pace, self._rank_pace = LossAndPace(read(folder.metrics_jsonl)), RankPace()
         self._metrics = Follower(folder.metrics_jsonl, from_end=0)
         self._events = Follower(folder.events_jsonl, from_end=0)
         for follower in (self._metrics, self._events):
             list(follower.new())
-        self._loss_and_pace, self._rank_pace = LossAndPace(), RankPace()
         self._failed: list[str] = []
         self._began_s = time.time()
         self._newest: tuple[Path, int, float] | None = None
@@ -102,11 +101,8 @@ def main() -> int:
     stop = _stop_event()
     limits = Job.model_validate(read_json(folder.resolved_json)).alerts
     samples, standing = SampleFile(folder.system_of(node)), Standing(socket.gethostname(), attempt)
-    try:
-        delivery = Delivery(limits, _say, os.environ)
-    except UserError as error:
-        _say(f"warning: {error.message}; alerts go to the log alone")
-        delivery = Delivery(limits.model_copy(update={"webhook_env": None}), _say, os.environ)
+    told = [Alert.from_json(record) for record in read(folder.alerts_of(node))]
+    delivery = open_delivery(limits, _say, os.environ, [alert for alert in told if alert.severity == "warning"])
     judge, first = RunJudge(folder, limits) if node == 0 else None, None
     with GpuReader() as gpus:
         reader = NodeReader(folder.path, attempt, gpus)

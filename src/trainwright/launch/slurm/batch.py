@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +22,11 @@ from trainwright.hardware.prints import gpu_info_block, mixed_gpus_advice, mixed
 from trainwright.hardware.slurm.commands import run_slurm
 from trainwright.job.schema import Job
 from trainwright.launch.own_script.running import script_ranks
+from trainwright.launch.run_end import telling_end
 from trainwright.launch.running import TrainOptions, plan_on, run_planned
 from trainwright.launch.several import built_in_trainer, on_nodes
 from trainwright.launch.slurm.allocation import Allocation, gpus_of, inventory_of, meeting_address, read_allocation
-from trainwright.launch.slurm.jobs import HOLDING, find_job
+from trainwright.launch.slurm.jobs import HOLDING, WAITING, find_job
 from trainwright.launch.slurm.submission import Submission, Submitted
 from trainwright.launch.slurm.waiting import record_wait
 from trainwright.launch.supervision import StopAsked
@@ -52,7 +53,7 @@ def main(job_json: Path) -> ExitCode:
     folder, job_id = submission.folder, os.environ["SLURM_JOB_ID"]
     # Slurm may ask several times for one stop, and sends SIGKILL where it means to end all by force.
     stop = StopAsked(most=1)
-    with stop.listening(), redirect_stderr(sys.stdout):
+    with stop.listening(), redirect_stderr(sys.stdout), telling_end(folder, submission.job) as end:
         allocation = read_allocation(job_id)
         _say(*job_info(allocation))
         keep_wait(submission, allocation)
@@ -76,8 +77,10 @@ def main(job_json: Path) -> ExitCode:
                 command_of=(built_in_trainer if job.script is None else script_ranks(job, plan, len(allocation.nodes))),
             ),
             lock=RunLock(folder, is_gone=partial(is_gone, job_id)),
+            telling=nullcontext(end),
         )
-        _end(submission, allocation, code)
+        if _end(submission, allocation, code):
+            end.code = None
     return code
 
 
@@ -203,38 +206,42 @@ def _srun(nodes: int, cpus: int, file: Path) -> list[list[str]]:
     return [["srun", *options, "--kill-on-bad-exit=1", "--mpi=none", "--", *launcher]]
 
 
-def _end(submission: Submission, allocation: Allocation, code: ExitCode) -> None:
+def _end(submission: Submission, allocation: Allocation, code: ExitCode) -> bool:
+    """Have the run go on where it was stopped; return whether it does, by itself."""
     now = datetime.datetime.now().isoformat(timespec="seconds")
     if code is ExitCode.STOPPED:
-        _say(_go_on(submission, allocation))
-        return
+        goes_on, said = _go_on(submission, allocation)
+        _say(said)
+        return goes_on
     _say(f"Job completed: {now}" if code is ExitCode.DONE else f"Job failed: {now} (exit {code:d})")
     if rest := [job_id for job_id in _chained(submission) if job_id != allocation.job.job_id]:
         # Those that wait would find the run finished, or fail as this one did.
         run_slurm("scancel", *rest)
+    return False
 
 
 def _chained(submission: Submission) -> tuple[str, ...]:
     return Submitted.read(submission.folder).job_ids if submission.chain else ()
 
 
-def _go_on(submission: Submission, allocation: Allocation) -> str:
-    """Have Slurm start this job once more; return what was done."""
+def _go_on(submission: Submission, allocation: Allocation) -> tuple[bool, str]:
+    """Have Slurm start this job once more; return whether the run goes on by itself, and what was done."""
     if submission.chain:
-        return "The next job of the chain goes on"
+        return True, "The next job of the chain goes on"
     job_id = allocation.job.job_id
     by_hand = f"go on from the login node: trainwright resume {submission.folder.path}"
     try:
         job = find_job(job_id)
-        if job is None or job.state != "RUNNING" or job.restarts != allocation.job.restarts:
-            # Cancelled, or Slurm itself has put it back into the queue; asked again, it would undo a cancellation.
-            return "Stopped"
+        if job is not None and (job.restarts > allocation.job.restarts or job.state in WAITING):
+            return True, "Slurm has put this job back into the queue"
+        if job is None or job.state != "RUNNING":
+            return False, "Stopped"  # cancelled: asked to start again, Slurm would undo that
         done = run_slurm("scontrol", "requeue", job_id)
     except UserError as error:
-        return f"Not requeued ({error.message}); {by_hand}"
+        return False, f"Not requeued ({error.message}); {by_hand}"
     if done.returncode:
-        return f"Not requeued ({' '.join(done.stderr.split())}); {by_hand}"
-    return "Requeued: this job goes on from here"
+        return False, f"Not requeued ({' '.join(done.stderr.split())}); {by_hand}"
+    return True, "Requeued: this job goes on from here"
 
 
 def _say(*lines: str) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final
 
 from trainwright.hardware.reading import GIB
 from trainwright.job.schema import AlertsSection
 from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.watch.alerts.conditions import Condition, above, below
+from trainwright.watch.alerts.loss import LossLevel
 from trainwright.watch.samples import HostSample, RankSample
 
-LOSS_WINDOW: Final = 50
 BASELINE_STEPS: Final = 50
 WARM_UP_STEPS: Final = 5
 RECENT_STEPS: Final = 20
@@ -31,10 +31,9 @@ MAY_TAKE_LONG: Final = ("start", "eval", "save", "other", "end")
 class LossAndPace:
     """The conditions that follow from metrics.jsonl, of which `add` takes each training record."""
 
-    def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)
-        self._seen = 0
-        self._best: float | None = None
+    def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin an attempt; `earlier` are the records of those before it."""
+        self._loss = LossLevel(earlier)
         self._not_finite_step: int | None = None
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._baseline_s: list[float] = []
@@ -43,14 +42,9 @@ class LossAndPace:
         """Take one record of a step in; a loss of null is one that was not finite."""
         if record.get("kind") != "train":
             return
-        loss, step_s = record.get("loss"), record.get("step_s")
-        if isinstance(loss, int | float):
-            self._losses.append(loss)
-            self._seen += 1
-            if self._seen % LOSS_WINDOW == 0:
-                mean = fmean(self._losses)
-                self._best = mean if self._best is None else min(self._best, mean)
-        elif "loss" in record:
+        self._loss.add(record)
+        step_s = record.get("step_s")
+        if "loss" in record and record["loss"] is None:
             self._not_finite_step = record.get("step")
         if isinstance(step_s, int | float):
             self._steps_s.append(step_s)
@@ -61,18 +55,7 @@ class LossAndPace:
         """Yield what can be said now."""
         if self._not_finite_step is not None:
             yield not_finite(f"the loss was not finite at step {self._not_finite_step}")
-        if self._best is not None and len(self._losses) == LOSS_WINDOW:
-            mean, room = fmean(self._losses), abs(self._best) * limits.loss_rise_max_pct / 100
-            yield above(
-                mean,
-                self._best + room,
-                margin=room / 2,
-                name="mean_loss",
-                rule="loss_rising",
-                subject="loss",
-                what=f"the loss rises: {mean:.4g} over the last {LOSS_WINDOW} steps, {self._best:.4g} at its best",
-                advice="a lower train.learning_rate, more train.warmup_steps, or damaged data since then",
-            )
+        yield from self._loss.conditions(limits)
         if len(self._baseline_s) == WARM_UP_STEPS + BASELINE_STEPS and len(self._steps_s) == RECENT_STEPS:
             before_s, now_s = median(self._baseline_s[WARM_UP_STEPS:]), median(self._steps_s)
             limit_s = before_s * (1 + limits.step_time_rise_max_pct / 100)
