@@ -66,15 +66,17 @@ def submit(
     loaded = load_job(job, overrides or ())
     request, cluster, wait = asked_request(loaded, flags)
     asked = submission.new_submission(loaded, request, cluster, wait, allow=allow or (), links=chain)
-    script = submission.write_submission(asked, submission.read_template(template))
-    tell(f"Run folder: {asked.folder.path}")
-    tell(f"Request: {' '.join(request.options())}")
-    if wait.wait_s is not None:
-        tell(f"Expected wait: {seconds(wait.wait_s)} ({wait.reason})")
-    if dry_run:
-        typer.echo(script.read_text(), nl=False)
-        tell(f"wrote {script}; submit it with: sbatch {script}")
-        return
-    for job_id in submission.submit(asked, chain).job_ids:
-        typer.echo(job_id)
+    text = submission.submission_script(asked, template)
+    with submission.submitting(asked.folder):
+        script = submission.write_submission(asked, text)
+        tell(f"Run folder: {asked.folder.path}")
+        tell(f"Request: {' '.join(request.options())}")
+        if wait.wait_s is not None:
+            tell(f"Expected wait: {seconds(wait.wait_s)} ({wait.reason})")
+        if dry_run:
+            typer.echo(text, nl=False)
+            tell(f"wrote {script}; submit it with: sbatch {script}")
+            return
+        for job_id in submission.submit(asked, chain).job_ids:
+            typer.echo(job_id)
     tell(f"Follow it: trainwright logs -f {asked.folder.path}")

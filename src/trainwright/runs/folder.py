@@ -78,6 +78,11 @@ class RunFolder:
         return self.launcher_dir / "submitted.json"
 
     @property
+    def submit_lock(self) -> Path:
+        """Held while the run's jobs are looked for, submitted and recorded; not the run's, which its job takes."""
+        return self.launcher_dir / "submit.lock"
+
+    @property
     def first_node_json(self) -> Path:
         """What node 0 tells the others where each node is started by hand."""
         return self.launcher_dir / "first_node.json"

@@ -1,4 +1,4 @@
-"""The run lock: one process at a time starts or resumes a run; the kernel frees it when the holder dies."""
+"""The run lock: one process at a time starts, resumes or submits a run; the kernel frees it when the holder dies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,10 @@ from trainwright.runs.folder import RunFolder
 
 
 class RunLock:
-    """Hold `run.lock` as a context manager; UserError naming process, host and start time if another holds it.
+    """Hold `run.lock`, or another `file`, as a context manager.
+
+    Raises:
+        UserError: another process holds it; process, host and start time are named.
 
     The lock belongs to the open file (flock), which no child started by exec inherits: it ends with this process.
 
@@ -28,9 +32,13 @@ class RunLock:
     """
 
     def __init__(
-        self, folder: RunFolder, *, is_gone: Callable[[Mapping[str, Any]], bool] = lambda holder: False
+        self,
+        folder: RunFolder,
+        *,
+        file: Path | None = None,
+        is_gone: Callable[[Mapping[str, Any]], bool] = lambda holder: False,
     ) -> None:
-        self._path = folder.lock_file
+        self._path = file or folder.lock_file
         self._is_gone = is_gone
         self._run = folder.path
         self._fd = -1

@@ -15,7 +15,7 @@ from trainwright.hardware.slurm.commands import slurm_output
 from trainwright.launch.resume import finished_record
 from trainwright.launch.showing import UNPRINTABLE
 from trainwright.launch.slurm.jobs import SlurmJob, find_job
-from trainwright.launch.slurm.submission import Submission, Submitted, live_jobs, submit
+from trainwright.launch.slurm.submission import Submission, Submitted, live_jobs, submit, submitting
 from trainwright.launch.slurm.waiting import expected_start
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
@@ -158,18 +158,16 @@ def resume(folder: RunFolder, links: int = 1) -> Submitted:
     """Submit the run's script once more.
 
     Raises:
-        UserError: it is finished, or a job of it lives; or Slurm refuses.
+        UserError: it was never submitted, is finished, or a job of it lives; or Slurm refuses.
     """
-    if live := live_jobs(folder):
-        raise UserError(
-            f"job {', '.join(live)} of this run is in the queue or runs", hints=[f"trainwright status {folder.path}"]
-        )
-    if (result := _result(folder)) is not None:
-        raise UserError(f"the run is finished: {result}")
-    submission = Submission.read(folder.job_json)
-    again = dataclasses.replace(submission, chain=links > 1, after_attempt=folder.attempt)
-    again.write()
-    return submit(again, links)
+    Submitted.read(folder)
+    with submitting(folder):
+        if (result := _result(folder)) is not None:
+            raise UserError(f"the run is finished: {result}")
+        submission = Submission.read(folder.job_json)
+        again = dataclasses.replace(submission, chain=links > 1, after_attempt=folder.attempt)
+        again.write()
+        return submit(again, links)
 
 
 def _result(folder: RunFolder) -> Path | None:

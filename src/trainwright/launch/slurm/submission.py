@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trainwright.plan.requirements import require_runnable
 from trainwright.plan.slurm.request import SlurmRequest
 from trainwright.plan.slurm.wait import Wait
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.lock import RunLock
 from trainwright.runs.writing import read_json, write_json_atomic, write_text_atomic
 
 
@@ -131,7 +133,7 @@ def new_submission(
     """Return the submission of a job with a request, `links` jobs of it one after the other; `wait` is what Slurm told.
 
     Raises:
-        UserError: the job cannot run like that, Slurm refuses it, or a job of the same run is in the queue.
+        UserError: the job cannot run like that, or Slurm refuses it.
     """
     if wait.refused is not None:
         raise UserError(
@@ -153,15 +155,6 @@ def new_submission(
             hints=[f"resources.ranks={request.gpus}"],
         )
     folder = RunFolder(Path(job.output_dir) / job.name)
-    if folder.submitted_json.exists() and (live := live_jobs(folder)):
-        raise UserError(
-            f"job {', '.join(live)} of the run {folder.path} is in the queue or runs",
-            hints=[
-                f"trainwright status {folder.path}",
-                f"trainwright cancel {folder.path}",
-                "or give the run another name",
-            ],
-        )
     return Submission(
         job=job.model_copy(update={"output_dir": str(folder.path.parent)}),
         given=tuple(given_keys(loaded)),
@@ -184,27 +177,47 @@ def live_jobs(folder: RunFolder) -> list[str]:
     return [job.job_id for job in map(find_job, Submitted.read(folder).job_ids) if job is not None and job.is_live]
 
 
-def read_template(path: Path | None) -> str | None:
-    """Return a site's own template; UserError if it cannot be read."""
-    try:
-        return None if path is None else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the template {path} cannot be read: {error}") from error
-
-
-def write_submission(submission: Submission, template: str | None = None) -> Path:
-    """Write the files of a submission into the run folder, and return the path of the script.
+def submission_script(submission: Submission, template: Path | None = None) -> str:
+    """Return the script of a submission; `template` is a file with a site's own.
 
     Raises:
-        UserError: no script can be made of it; nothing was written.
+        UserError: the template cannot be read, or no script can be made of it.
     """
-    text = script_text(submission.script_input, template)
-    folder = submission.folder
+    try:
+        own = None if template is None else template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the template {template} cannot be read: {error}") from error
+    return script_text(submission.script_input, own)
+
+
+@contextmanager
+def submitting(folder: RunFolder) -> Iterator[None]:
+    """Keep every other submission of the run away until the caller has submitted its jobs and recorded them.
+
+    Raises:
+        UserError: another submission is under way, or a job of the run is in the queue or runs.
+    """
     folder.create()
-    folder.logs_dir.mkdir(mode=0o700, exist_ok=True)
     folder.launcher_dir.mkdir(mode=0o700, exist_ok=True)
+    with RunLock(folder, file=folder.submit_lock):
+        if folder.submitted_json.exists() and (live := live_jobs(folder)):
+            raise UserError(
+                f"job {', '.join(live)} of the run {folder.path} is in the queue or runs",
+                hints=[
+                    f"trainwright status {folder.path}",
+                    f"trainwright cancel {folder.path}",
+                    "or give the run another name",
+                ],
+            )
+        yield
+
+
+def write_submission(submission: Submission, script: str) -> Path:
+    """Write the files of a submission into the run folder, and return the path of the script."""
+    folder = submission.folder
+    folder.logs_dir.mkdir(mode=0o700, exist_ok=True)
     submission.write()
-    write_text_atomic(folder.job_sbatch, text)
+    write_text_atomic(folder.job_sbatch, script)
     return folder.job_sbatch
 
 
