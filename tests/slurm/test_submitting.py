@@ -63,3 +63,41 @@ def test_harm_11_of_two_submissions_at_once_one_is_taken(full: SlurmBed, job: Pa
     assert "another process works on" in refused or "is in the queue" in refused
     assert in_queue(full) == taken
     assert full.trainwright("cancel", "own", cwd=job).stdout.split() == taken
+
+
+@pytest.mark.parametrize("word", [None, "keep", "cancel"])
+def test_harm_11_a_chain_of_which_slurm_refuses_a_link_is_known_and_kept_or_cancelled(
+    full: SlurmBed, job: Path, word: str | None
+) -> None:
+    """The third sbatch asks for a partition that is not there; what was taken before is on record and in the queue."""
+    count = job / "count"
+    nowhere = 'exec $REAL "${@:1:$#-1}" --partition=none "${@: -1}"'
+    in_front_of_sbatch(full, job, f"echo >> {count}; [ $(wc -l < {count}) = 3 ] && {nowhere}")
+    told = () if word is None else ("--if-refused", word)
+    done = full.trainwright("submit", "job.yaml", *ASKED, "--chain", "4", *told, cwd=job)
+    taken = done.stdout.split()
+    assert done.returncode == 4 and len(taken) == 2, done.stderr
+    assert "Slurm took 2 of the chain's 4 jobs" in done.stderr and "invalid partition" in done.stderr
+    assert ", ".join(taken) in done.stderr
+    status = json.loads(full.trainwright("status", "own", "--json", cwd=job).stdout)
+    assert status["job_ids"] == taken
+    if word == "cancel":
+        assert in_queue(full) == []
+        return
+    assert (status["state"], sorted(in_queue(full))) == ("PENDING", sorted(taken))
+    assert full.trainwright("cancel", "own", cwd=job).stdout.split() == taken
+    assert in_queue(full) == []
+
+
+def test_harm_11_each_link_is_on_record_before_the_next_is_asked_for(full: SlurmBed, job: Path) -> None:
+    """A submission that is killed while the second sbatch runs leaves the first job known."""
+    count, asked = job / "count", job / "asked"
+    in_front_of_sbatch(full, job, f"echo >> {count}; [ $(wc -l < {count}) = 2 ] && touch {asked} && exec sleep 60")
+    command = [sys.executable, "-m", "trainwright", "submit", "job.yaml", *ASKED, "--chain", "2"]
+    with subprocess.Popen(command, env=full.env, cwd=job, stdout=subprocess.PIPE, text=True) as submitting:
+        full.wait(asked.exists, "the second sbatch")
+        submitting.kill()
+    taken = in_queue(full)
+    assert len(taken) == 1
+    assert full.trainwright("cancel", "own", cwd=job).stdout.split() == taken
+    assert in_queue(full) == []

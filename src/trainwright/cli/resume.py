@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,6 +13,10 @@ def resume(
     chain: Annotated[
         int, typer.Option(metavar="N", min=1, help="Submit N jobs, each after the one before, for short limits.")
     ] = 1,
+    if_refused: Annotated[
+        Literal["keep", "cancel"],
+        typer.Option(help="What becomes of a chain's earlier jobs where Slurm refuses a later one."),
+    ] = "keep",
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path(
         "outputs"
     ),
@@ -20,5 +24,5 @@ def resume(
     """Submit a run's script once more and print the job id; it goes on from the newest whole checkpoint."""
     from trainwright.launch.slurm import following
 
-    for job_id in following.resume(following.run_folder(run, output_dir), chain).job_ids:
+    for job_id in following.resume(following.run_folder(run, output_dir), chain, if_refused):
         typer.echo(job_id)

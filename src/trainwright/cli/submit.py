@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -36,6 +36,10 @@ def submit(
     chain: Annotated[
         int, typer.Option(metavar="N", min=1, help="Submit N jobs, each after the one before, for short limits.")
     ] = 1,
+    if_refused: Annotated[
+        Literal["keep", "cancel"],
+        typer.Option(help="What becomes of a chain's earlier jobs where Slurm refuses a later one."),
+    ] = "keep",
     template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The site's own script, with {{ directives }} and {{ launch }}.")
     ] = None,
@@ -77,6 +81,6 @@ def submit(
             typer.echo(text, nl=False)
             tell(f"wrote {script}; submit it with: sbatch {script}")
             return
-        for job_id in submission.submit(asked, chain).job_ids:
+        for job_id in submission.submit(asked, chain, if_refused):
             typer.echo(job_id)
     tell(f"Follow it: trainwright logs -f {asked.folder.path}")

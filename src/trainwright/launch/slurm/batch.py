@@ -214,23 +214,25 @@ def _end(submission: Submission, allocation: Allocation, code: ExitCode) -> bool
         _say(said)
         return goes_on
     _say(f"Job completed: {now}" if code is ExitCode.DONE else f"Job failed: {now} (exit {code:d})")
-    if rest := [job_id for job_id in _chained(submission) if job_id != allocation.job.job_id]:
+    if rest := _behind(submission, allocation.job.job_id):
         # Those that wait would find the run finished, or fail as this one did.
         run_slurm("scancel", *rest)
     return False
 
 
-def _chained(submission: Submission) -> tuple[str, ...]:
-    return Submitted.read(submission.folder).job_ids if submission.chain else ()
+def _behind(submission: Submission, job_id: str) -> tuple[str, ...]:
+    """Return the jobs of the chain after this one: none after its last, nor where Slurm refused the next."""
+    chain = Submitted.read(submission.folder).job_ids if submission.chain else ()
+    return chain[chain.index(job_id) + 1 :] if job_id in chain else ()
 
 
 def _go_on(submission: Submission, allocation: Allocation) -> tuple[bool, str]:
     """Have Slurm start this job once more; return whether the run goes on by itself, and what was done."""
-    if submission.chain:
-        return True, "The next job of the chain goes on"
     job_id = allocation.job.job_id
     by_hand = f"go on from the login node: trainwright resume {submission.folder.path}"
     try:
+        if any((other := find_job(later)) and other.is_live for later in _behind(submission, job_id)):
+            return True, "The next job of the chain goes on"
         job = find_job(job_id)
         if job is not None and (job.restarts > allocation.job.restarts or job.state in WAITING):
             return True, "Slurm has put this job back into the queue"

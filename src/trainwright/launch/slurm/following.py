@@ -15,7 +15,7 @@ from trainwright.hardware.slurm.commands import slurm_output
 from trainwright.launch.resume import finished_record
 from trainwright.launch.showing import UNPRINTABLE
 from trainwright.launch.slurm.jobs import SlurmJob, find_job
-from trainwright.launch.slurm.submission import Submission, Submitted, live_jobs, submit, submitting
+from trainwright.launch.slurm.submission import IfRefused, Submission, Submitted, live_jobs, submit, submitting
 from trainwright.launch.slurm.waiting import expected_start
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
@@ -154,8 +154,8 @@ def cancel(folder: RunFolder) -> list[str]:
     return live
 
 
-def resume(folder: RunFolder, links: int = 1) -> Submitted:
-    """Submit the run's script once more.
+def resume(folder: RunFolder, links: int = 1, if_refused: IfRefused = "keep") -> Iterator[str]:
+    """Submit the run's script once more, and yield each job's id.
 
     Raises:
         UserError: it was never submitted, is finished, or a job of it lives; or Slurm refuses.
@@ -167,7 +167,7 @@ def resume(folder: RunFolder, links: int = 1) -> Submitted:
         submission = Submission.read(folder.job_json)
         again = dataclasses.replace(submission, chain=links > 1, after_attempt=folder.attempt)
         again.write()
-        return submit(again, links)
+        yield from submit(again, links, if_refused)
 
 
 def _result(folder: RunFolder) -> Path | None:

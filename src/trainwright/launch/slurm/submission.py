@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.reading import printable
-from trainwright.hardware.slurm.commands import run_slurm
+from trainwright.hardware.slurm.commands import run_slurm, slurm_output
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.launch.running import given_keys
@@ -26,12 +26,16 @@ from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
 from trainwright.runs.writing import read_json, write_json_atomic, write_text_atomic
 
+IfRefused: TypeAlias = Literal["keep", "cancel"]
+"""What becomes of the links of a chain that Slurm took, where it refuses a later one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """What the batch process is told, in launcher/job.json; `given` are the keys that the user wrote.
 
-    `chain`: another job waits behind this one, which therefore does not requeue itself. Attempts up to
+    `chain`: it was asked for several jobs, each behind the one before; one with another behind it does not requeue
+    itself. Attempts up to
     `after_attempt` were made before this submission. `told_wait_s` is how long Slurm said that it would wait.
     """
 
@@ -221,22 +225,48 @@ def write_submission(submission: Submission, script: str) -> Path:
     return folder.job_sbatch
 
 
-def submit(submission: Submission, links: int = 1) -> Submitted:
-    """Give the written script to Slurm, `links` times in a chain, and return the jobs.
+def submit(submission: Submission, links: int = 1, if_refused: IfRefused = "keep") -> Iterator[str]:
+    """Give the written script to Slurm, `links` times in a chain, and yield each job's id once it is on record.
 
     Raises:
-        UserError: exit 4; Slurm refuses it.
+        UserError: exit 4; Slurm refuses it. The links that it took before are kept or cancelled as `if_refused` says.
     """
-    folder, job_ids = submission.folder, list[str]()
+    submitted = Submitted(job_ids=(), submitted_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
     for _ in range(links):
         # After any end of the one before: after a good one only, the others would wait for ever behind a failure.
-        behind = [f"--dependency=afterany:{job_ids[-1]}"] if job_ids else []
-        job_ids.append(_sbatch(submission, behind))
-    submitted = Submitted(
-        job_ids=tuple(job_ids), submitted_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        behind = [f"--dependency=afterany:{submitted.job_ids[-1]}"] if submitted.job_ids else []
+        try:
+            job_id = _sbatch(submission, behind)
+        except UserError as error:
+            if not submitted.job_ids:
+                raise
+            raise _chain_cut(submission.folder, submitted.job_ids, links, if_refused, error) from error
+        submitted = dataclasses.replace(submitted, job_ids=(*submitted.job_ids, job_id))
+        submitted.write(submission.folder)
+        yield job_id
+
+
+def _chain_cut(
+    folder: RunFolder, taken: Sequence[str], links: int, if_refused: IfRefused, error: UserError
+) -> UserError:
+    """Return the error of a chain of which Slurm took only some links, after doing with these what the user said."""
+    jobs = f"{'job' if len(taken) == 1 else 'jobs'} {', '.join(taken)}"
+    if if_refused == "cancel":
+        slurm_output("scancel", *taken)
+        kept, hints = f"{jobs} cancelled again", list(error.hints)
+    else:
+        kept = f"{jobs} kept: the run goes that far"
+        hints = [
+            f"when they have ended, go on: trainwright resume {folder.path}",
+            f"or give them back: trainwright cancel {folder.path}",
+            "--if-refused cancel does that by itself",
+        ]
+    return UserError(
+        f"Slurm took {len(taken)} of the chain's {links} jobs, and refused the next",
+        problems=[error.message, kept],
+        hints=hints,
+        exit_code=error.exit_code,
     )
-    submitted.write(folder)
-    return submitted
 
 
 def _sbatch(submission: Submission, more: list[str]) -> str:
