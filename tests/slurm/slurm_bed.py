@@ -265,6 +265,10 @@ class SlurmBed:
     def _host(self) -> str:
         return f"{self._network}.1" if self.namespaces else "127.0.0.1"
 
+    def start_controller(self) -> None:
+        """Start the controller again after `stop("slurmctld")`, with the jobs that it knew."""
+        self._start("slurmctld", ["slurmctld", "-D", "-i"])
+
     def start_slurmd(self, name: str) -> None:
         """Start the daemon of a node, as after `stop(f"slurmd.{name}")`."""
         command = ["slurmd", "-D", "-N", name]

@@ -61,11 +61,23 @@ def slurm_output(*command: str) -> str:
     return done.stdout
 
 
-def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
+class SlurmAwayError(UserError):
+    """Slurm is here and does not answer, which may be over in a moment: its controller restarts, or is busy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"Slurm does not answer: {message}",
+            hints=["look at the controller: scontrol ping"],
+            exit_code=ExitCode.MISSING,
+        )
+
+
+def run_slurm(*command: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm's and return its text and exit status.
 
     Raises:
-        UserError: exit 4; it is not installed here, or takes longer than a minute.
+        UserError: exit 4; it is not installed here.
+        SlurmAwayError: exit 4; it takes longer than `timeout_s`.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -87,15 +99,11 @@ def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"Slurm does not answer: `{command[0]}` printed nothing in {TIMEOUT_S} s",
-            hints=["look at the controller: scontrol ping"],
-            exit_code=ExitCode.MISSING,
-        ) from None
+        raise SlurmAwayError(f"`{command[0]}` printed nothing in {timeout_s:g} s") from None
 
 
 def _quotas(user: str) -> str | None:

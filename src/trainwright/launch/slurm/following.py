@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.hardware.slurm.commands import slurm_output
+from trainwright.hardware.slurm.commands import SlurmAwayError, slurm_output
 from trainwright.launch.resume import finished_record
-from trainwright.launch.showing import UNPRINTABLE
+from trainwright.launch.showing import UNPRINTABLE, tell
 from trainwright.launch.slurm.jobs import SlurmJob, find_job
 from trainwright.launch.slurm.submission import IfRefused, Submission, Submitted, live_jobs, submit, submitting
 from trainwright.launch.slurm.waiting import expected_start
@@ -21,6 +21,8 @@ from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
 
 POLL_S: Final = 2.0
+QUICK_S: Final = 5.0
+"""How long Slurm may take to answer where the run folder says the rest. Its own programs try for minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class Status:
     """Where a run stands; `state` is Slurm's word for the job at hand, None once Slurm has forgotten all of them.
 
     `step` is the last step trained, `checkpoint` the last one saved. `outcome` is finished, stopped, failed or lost
-    once no job is left, None while one is.
+    once no job is left, None while one is. `slurm_error` says why Slurm could not be asked; what is known of the jobs
+    is then None, and the rest is what the run folder says.
     """
 
     run: str
@@ -45,6 +48,7 @@ class Status:
     checkpoint: int | None
     outcome: str | None
     log: str | None
+    slurm_error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain data."""
@@ -60,6 +64,8 @@ class Status:
             start = f"starts at the latest about {self.starts}" if self.starts else ""
             told = ", ".join(part for part in (*about, start) if part)
             lines.append(f"Job {self.job_id}: {self.state}" + (f" ({told})" if told else ""))
+        if self.slurm_error is not None:
+            lines.append(f"Job {', '.join(self.job_ids)}: not known ({self.slurm_error})")
         if self.restarts:
             lines.append(f"Restarted {self.restarts} times")
         if self.outcome is not None:
@@ -91,12 +97,19 @@ def status_of(folder: RunFolder) -> Status:
     """Return where a run stands, from Slurm as long as it knows the jobs and from the run folder.
 
     Raises:
-        UserError: the run was never submitted, or (exit 4) Slurm does not answer.
+        UserError: the run was never submitted.
     """
     job_ids = Submitted.read(folder).job_ids
-    jobs = [job for job in map(find_job, job_ids) if job is not None]
-    live = [job for job in jobs if job.is_live]
-    job = live[0] if live else jobs[-1] if jobs else None
+    jobs, starts, slurm_error = list[SlurmJob](), None, None
+    try:
+        found = [find_job(job_id, timeout_s=QUICK_S) for job_id in job_ids]
+        jobs = sorted((job for job in found if job is not None), key=lambda job: not job.is_live)
+        if jobs and jobs[0].state == "PENDING":
+            starts = expected_start(jobs[0].job_id, timeout_s=QUICK_S)
+    except UserError as error:
+        slurm_error = error.message
+    live = bool(jobs) and jobs[0].is_live
+    job = None if not jobs else jobs[0] if live else jobs[-1]
     steps = [record for record in read(folder.metrics_jsonl) if record.get("kind") == "train"]
     checkpoints = folder.checkpoints()
     logs = job_logs(folder)
@@ -107,14 +120,15 @@ def status_of(folder: RunFolder) -> Status:
         state=job.state if job else None,
         reason=job.reason if job else None,
         nodes=job.nodes if job and job.nodes != "(null)" else None,
-        starts=expected_start(job.job_id) if job and job.state == "PENDING" else None,
+        starts=starts,
         restarts=job.restarts if job else 0,
         attempt=folder.attempt,
         step=steps[-1]["step"] if steps else 0,
         total_steps=_total_steps(folder),
         checkpoint=checkpoints[0][0] if checkpoints else None,
-        outcome=None if live else _outcome(folder, job),
+        outcome=_outcome(folder, job, live, slurm_error),
         log=str(logs[-1]) if logs else None,
+        slurm_error=slurm_error,
     )
 
 
@@ -126,20 +140,41 @@ def job_logs(folder: RunFolder) -> list[Path]:
 
 def said(folder: RunFolder) -> Iterator[str]:
     """Yield the lines of the run's log so far."""
-    for path in job_logs(folder):
-        yield from _new_lines(path, {})
+    yield from _of_all_jobs(folder, {})
 
 
 def follow(folder: RunFolder) -> Iterator[str]:
-    """Yield the lines of the run's log as they come, from one job to the next, until no job is left."""
+    """Yield the lines of the run's log as they come, from one job to the next, until no job is left.
+
+    Where Slurm does not answer for a while, what the jobs write goes on, until the run is finished or it answers again.
+
+    Raises:
+        UserError: the run was never submitted, or (exit 4) there is no Slurm here.
+    """
     told: dict[Path, int] = {}
-    while True:
-        live = live_jobs(folder)
-        for path in job_logs(folder):
-            yield from _new_lines(path, told)
-        if not live:
-            return
-        time.sleep(POLL_S)
+    away, live = False, True
+    while live:
+        new = list(_of_all_jobs(folder, told))
+        yield from new
+        try:
+            live = bool(live_jobs(folder, timeout_s=QUICK_S))
+        except SlurmAwayError as error:
+            live = bool(new) or _result(folder) is None
+            if not away:
+                tell(f"{error.message}; the log goes on")
+            away = True
+        else:
+            if away:
+                tell("Slurm answers again")
+            away = False
+        if live:
+            time.sleep(POLL_S)
+    yield from _of_all_jobs(folder, told)
+
+
+def _of_all_jobs(folder: RunFolder, told: dict[Path, int]) -> Iterator[str]:
+    for path in job_logs(folder):
+        yield from _new_lines(path, told)
 
 
 def cancel(folder: RunFolder) -> list[str]:
@@ -177,9 +212,13 @@ def _result(folder: RunFolder) -> Path | None:
     return folder.output_dir if folder.finished_json.exists() else None
 
 
-def _outcome(folder: RunFolder, job: SlurmJob | None) -> str:
+def _outcome(folder: RunFolder, job: SlurmJob | None, live: bool, slurm_error: str | None) -> str | None:
+    if live:
+        return None
     if _result(folder) is not None:
         return "finished"
+    if slurm_error is not None:
+        return None
     ends = [e for e in read(folder.events_jsonl) if e.get("event") in ("started", "stopped", "failed")]
     if ends and ends[-1]["event"] != "started":
         return str(ends[-1]["event"])

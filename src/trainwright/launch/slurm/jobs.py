@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.reading import printable
-from trainwright.hardware.slurm.commands import run_slurm, slurm_output
+from trainwright.hardware.slurm.commands import TIMEOUT_S, SlurmAwayError, run_slurm, slurm_output
 
 WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 HOLDING: Final = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
@@ -47,21 +46,18 @@ class SlurmJob:
         return self.state in WAITING | HOLDING
 
 
-def find_job(job_id: str) -> SlurmJob | None:
+def find_job(job_id: str, *, timeout_s: float = TIMEOUT_S) -> SlurmJob | None:
     """Return a job, None where Slurm knows it no more: some minutes after its end, without accounting.
 
     Raises:
-        UserError: exit 4; there is no Slurm, or it does not answer.
+        UserError: exit 4; there is no Slurm here.
+        SlurmAwayError: exit 4; it does not answer within `timeout_s`.
     """
-    done = run_slurm("scontrol", "-o", "-d", "show", "job", job_id)
+    done = run_slurm("scontrol", "-o", "-d", "show", "job", job_id, timeout_s=timeout_s)
     if done.returncode and "Invalid job id" in done.stderr:
         return None
     if done.returncode:
-        raise UserError(
-            f"Slurm does not answer: {printable(' '.join(done.stderr.split()))}",
-            hints=["look at the controller: scontrol ping"],
-            exit_code=ExitCode.MISSING,
-        )
+        raise SlurmAwayError(printable(" ".join(done.stderr.split())))
     return read_job(done.stdout)
 
 

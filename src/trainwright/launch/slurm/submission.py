@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.reading import printable
-from trainwright.hardware.slurm.commands import run_slurm, slurm_output
+from trainwright.hardware.slurm.commands import TIMEOUT_S, run_slurm, slurm_output
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.launch.running import given_keys
@@ -172,13 +172,15 @@ def new_submission(
     )
 
 
-def live_jobs(folder: RunFolder) -> list[str]:
+def live_jobs(folder: RunFolder, *, timeout_s: float = TIMEOUT_S) -> list[str]:
     """Return the ids of the run's jobs that wait or have nodes.
 
     Raises:
-        UserError: the run was never submitted, or (exit 4) Slurm does not answer.
+        UserError: the run was never submitted, or (exit 4) there is no Slurm here.
+        SlurmAwayError: exit 4; Slurm does not answer within `timeout_s`.
     """
-    return [job.job_id for job in map(find_job, Submitted.read(folder).job_ids) if job is not None and job.is_live]
+    jobs = [find_job(job_id, timeout_s=timeout_s) for job_id in Submitted.read(folder).job_ids]
+    return [job.job_id for job in jobs if job is not None and job.is_live]
 
 
 def submission_script(submission: Submission, template: Path | None = None) -> str:

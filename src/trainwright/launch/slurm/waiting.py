@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwright.hardware.reading import printable
-from trainwright.hardware.slurm.commands import run_slurm
+from trainwright.hardware.slurm.commands import TIMEOUT_S, run_slurm
 from trainwright.plan.slurm.request import SlurmRequest
 from trainwright.plan.slurm.wait import PastWait, Wait, expected_wait
 from trainwright.runs import records
@@ -53,9 +53,13 @@ def told_wait(
     return expected_wait(request, cluster, told_s, printable(match["nodes"]), past)
 
 
-def expected_start(job_id: str) -> str | None:
-    """Return when Slurm expects a waiting job to start, at the latest about; None where it does not tell."""
-    done = run_slurm("squeue", "--noheader", "--start", f"--jobs={job_id}", "-o", "%S")
+def expected_start(job_id: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
+    """Return when Slurm expects a waiting job to start, at the latest about; None where it does not tell.
+
+    Raises:
+        UserError: exit 4; there is no Slurm here, or it does not answer within `timeout_s`.
+    """
+    done = run_slurm("squeue", "--noheader", "--start", f"--jobs={job_id}", "-o", "%S", timeout_s=timeout_s)
     start = printable(done.stdout.strip())
     return None if done.returncode or start in ("", "N/A") else start
 
