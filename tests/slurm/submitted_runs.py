@@ -53,7 +53,7 @@ def write_job(folder: Path, name: str, **sections: Any) -> Path:
         "resources": {"device": "cpu", "precision": "fp32"},
         "tracking": [],
     }
-    job |= {key: job[key] | value if isinstance(value, dict) else value for key, value in sections.items()}
+    job |= {key: job.get(key, {}) | value if isinstance(value, dict) else value for key, value in sections.items()}
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(job, indent=1))
     return path

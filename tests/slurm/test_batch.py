@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import UserError
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.launch.running import given_keys, plan_on
 from trainwright.launch.slurm.allocation import read_allocation
-from trainwright.launch.slurm.batch import MOST_TRIES, is_gone, require_progress, strategy_lines
-from trainwright.runs.folder import RunFolder
-from trainwright.runs.records import append
+from trainwright.launch.slurm.batch import is_gone, strategy_lines
 
 
 @pytest.mark.parametrize(
@@ -34,30 +31,6 @@ def test_the_flexible_job_of_the_guide_takes_stage_and_precision_by_what_it_got(
     inventory = parse_inventory(gpus)
     _, plan = plan_on(loaded.job, given_keys(loaded), inventory, inventory.devices, may_leave_idle=False)
     assert strategy_lines(plan) == lines
-
-
-def run_with_attempts(path: Path, steps: list[int], stopped: list[int]) -> RunFolder:
-    """A run whose attempts began at these steps; those in `stopped` saved and stopped. No checkpoint is left."""
-    folder = RunFolder(path)
-    folder.create()
-    for step in steps:
-        attempt = folder.start_attempt()
-        (folder.attempt_dir(attempt) / "start.json").write_text(json.dumps({"step": step}))
-        if attempt in stopped:
-            append(folder.events_jsonl, {"event": "stopped", "attempt": attempt, "step": step})
-    return folder
-
-
-def test_lives_of_a_job_that_bring_nothing_are_not_repeated_for_ever(tmp_path: Path) -> None:
-    """S08: after three that ended without a word no fourth begins, until the user says so."""
-    folder = run_with_attempts(tmp_path / "crashing", [0] * MOST_TRIES, [])
-    with pytest.raises(UserError) as caught:
-        require_progress(folder, 0)
-    assert caught.value.exit_code is ExitCode.FAILED
-    assert "trainwright resume" in caught.value.render()
-    require_progress(folder, folder.attempt)
-    require_progress(run_with_attempts(tmp_path / "stopped", [0] * MOST_TRIES, [2]), 0)
-    require_progress(run_with_attempts(tmp_path / "moved on", [4, 0, 0], []), 0)
 
 
 def test_only_an_earlier_life_of_the_same_job_is_known_to_be_gone_without_asking() -> None:

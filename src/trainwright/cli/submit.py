@@ -75,6 +75,7 @@ def submit(
         script = submission.write_submission(asked, text)
         tell(f"Run folder: {asked.folder.path}")
         tell(f"Request: {' '.join(request.options())}")
+        submission.tell_lead(asked.lead)
         if wait.wait_s is not None:
             tell(f"Expected wait: {seconds(wait.wait_s)} ({wait.reason})")
         if dry_run:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.anatomy import Anatomy, anatomy, read_config
+from trainwright.anatomy.adapters import Lora, adapter_parameters
 from trainwright.anatomy.catalog import find
+from trainwright.anatomy.parameters import trainable_parameters
 from trainwright.anatomy.quantized import quantized_matrices
 from trainwright.errors import UserError
 from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
@@ -102,3 +104,16 @@ def _vocabulary(job: Job) -> int:
         raise UserError(f"the size of the vocabulary is not known: {file} cannot be read") from None
     ids = set(words.values()) if isinstance(words, dict) else set(range(len(words)))
     return len(ids | added)
+
+
+def checkpoint_bytes(job: Job) -> int | None:
+    """Return the size of a checkpoint: weights (adapters alone under LoRA) and two moments in fp32; None: not known."""
+    model = model_of(job)
+    if isinstance(model, NoEstimate):
+        return None
+    method, anatomy = job.method, model.anatomy
+    if method.type != "full":
+        trained = adapter_parameters(anatomy, Lora(r=method.r, targets=method.targets))
+        return 12 * trained
+    trained = sum(prod(shape) for shape in trainable_parameters(anatomy, method.freeze).values())
+    return 4 * anatomy.parameter_count + 8 * trained

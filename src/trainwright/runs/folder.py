@@ -78,6 +78,11 @@ class RunFolder:
         return self.launcher_dir / "submitted.json"
 
     @property
+    def lives_jsonl(self) -> Path:
+        """Each start of a job of the last submission, with what was saved before it."""
+        return self.launcher_dir / "lives.jsonl"
+
+    @property
     def submit_lock(self) -> Path:
         """Held while the run's jobs are looked for, submitted and recorded; not the run's, which its job takes."""
         return self.launcher_dir / "submit.lock"

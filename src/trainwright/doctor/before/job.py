@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainwright.anatomy.adapters import Lora, adapter_parameters
-from trainwright.anatomy.parameters import trainable_parameters
 from trainwright.doctor.before.checked import Checked, ok, problem, warning
 from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB
@@ -25,7 +23,7 @@ from trainwright.job.schema import Job
 from trainwright.launch.planning import samples_in
 from trainwright.launch.running import plan_here
 from trainwright.plan.choose import Plan
-from trainwright.plan.model import NoEstimate, model_of
+from trainwright.plan.model import checkpoint_bytes
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import write_json_atomic
 
@@ -78,26 +76,6 @@ def _fits(plan: Plan) -> Iterator[Checked]:
             )
         else:
             yield ok("batch", text)
-
-
-def checkpoint_bytes(job: Job) -> int | None:
-    """Return the size of a checkpoint: weights (adapters alone under LoRA) and two moments in fp32; None: not known."""
-    model = model_of(job)
-    if isinstance(model, NoEstimate):
-        return None
-    method, anatomy = job.method, model.anatomy
-    if method.type != "full":
-        trained = adapter_parameters(anatomy, Lora(r=method.r, targets=method.targets))
-        return 12 * trained
-    trained = sum(_size(shape) for shape in trainable_parameters(anatomy, method.freeze).values())
-    return 4 * anatomy.parameter_count + 8 * trained
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def output(job: Job) -> Iterator[Checked]:

@@ -23,23 +23,18 @@ from trainwright.hardware.slurm.commands import run_slurm
 from trainwright.job.schema import Job
 from trainwright.launch.own_script.running import script_ranks
 from trainwright.launch.run_end import telling_end
-from trainwright.launch.running import TrainOptions, plan_on, run_planned
+from trainwright.launch.running import DEFAULT_MAX_RESTARTS, TrainOptions, plan_on, run_planned
 from trainwright.launch.several import built_in_trainer, on_nodes
 from trainwright.launch.slurm.allocation import Allocation, gpus_of, inventory_of, meeting_address, read_allocation
 from trainwright.launch.slurm.jobs import HOLDING, WAITING, find_job
+from trainwright.launch.slurm.lives import begin_life, require_progress
 from trainwright.launch.slurm.submission import Submission, Submitted
 from trainwright.launch.slurm.waiting import record_wait
 from trainwright.launch.supervision import StopAsked
 from trainwright.plan.choose import Plan
 from trainwright.plan.slurm.wait import PastWait
-from trainwright.runs.checkpoints import newest_valid
-from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
-from trainwright.runs.records import read
-from trainwright.runs.writing import read_json
 
-MOST_TRIES: Final = 3
-"""Lives of a job that may end without a word and without a new checkpoint, one after the other."""
 _RULE: Final = "=" * 40
 
 
@@ -54,18 +49,19 @@ def main(job_json: Path) -> ExitCode:
     # Slurm may ask several times for one stop, and sends SIGKILL where it means to end all by force.
     stop = StopAsked(most=1)
     with stop.listening(), redirect_stderr(sys.stdout), telling_end(folder, submission.job) as end:
+        _require_progress(submission, _behind(submission, job_id))
+        begin_life(folder, submission.job, job_id, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
         allocation = read_allocation(job_id)
         _say(*job_info(allocation))
         keep_wait(submission, allocation)
         job, plan = plan_there(submission, allocation)
-        require_progress(folder, submission.after_attempt)
         address = meeting_address(allocation)
         _say(f"Master address: {address}", _RULE, "Starting Training", _RULE)
         code = run_planned(
             folder,
             job,
             plan,
-            TrainOptions(allow=submission.allow, max_restarts=MOST_TRIES),
+            TrainOptions(allow=submission.allow, max_restarts=DEFAULT_MAX_RESTARTS),
             stop,
             start_ranks=on_nodes(
                 len(allocation.nodes),
@@ -160,31 +156,6 @@ def _left_idle(submission: Submission, allocation: Allocation, gpus: Sequence[De
     return ["warning: resources.device=cpu leaves the GPUs idle; with resources.device=auto:", *strategy_lines(plan)]
 
 
-def require_progress(folder: RunFolder, after_attempt: int) -> None:
-    """Refuse to start where the last attempts after `after_attempt` ended without a word and without a checkpoint.
-
-    Raises:
-        UserError: exit 1; with where to look.
-    """
-    if not folder.run_json.exists():
-        return
-    _, manifest, _ = newest_valid(folder)
-    step = manifest.step if manifest else 0
-    stopped = {event["attempt"] for event in read(folder.events_jsonl) if event["event"] == "stopped"}
-    tries = 0
-    for attempt in range(folder.attempt, after_attempt, -1):
-        start = folder.attempt_dir(attempt) / "start.json"
-        if start.exists() and (attempt in stopped or read_json(start)["step"] != step):
-            break
-        tries += 1
-    if tries >= MOST_TRIES:
-        raise UserError(
-            f"{tries} attempts in a row brought no checkpoint after step {step:,}; another would do no better",
-            hints=[f"look at their logs in {folder.logs_dir}", f"then go on: trainwright resume {folder.path}"],
-            exit_code=ExitCode.FAILED,
-        )
-
-
 def is_gone(job_id: str, holder: Mapping[str, Any]) -> bool:
     """Say whether who holds the run lock has lost its nodes, whatever lives on there; `job_id` is this job.
 
@@ -222,28 +193,48 @@ def _end(submission: Submission, allocation: Allocation, code: ExitCode) -> bool
 
 def _behind(submission: Submission, job_id: str) -> tuple[str, ...]:
     """Return the jobs of the chain after this one: none after its last, nor where Slurm refused the next."""
-    chain = Submitted.read(submission.folder).job_ids if submission.chain else ()
+    # The first link may run before it is on record.
+    is_known = submission.chain and submission.folder.submitted_json.exists()
+    chain = Submitted.read(submission.folder).job_ids if is_known else ()
     return chain[chain.index(job_id) + 1 :] if job_id in chain else ()
 
 
 def _go_on(submission: Submission, allocation: Allocation) -> tuple[bool, str]:
-    """Have Slurm start this job once more; return whether the run goes on by itself, and what was done."""
-    job_id = allocation.job.job_id
-    by_hand = f"go on from the login node: trainwright resume {submission.folder.path}"
+    """Have Slurm start this job once more; return whether the run goes on by itself, and what was done.
+
+    Raises:
+        UserError: the last lives brought nothing, so that no other begins.
+    """
+    folder, job_id = submission.folder, allocation.job.job_id
+    by_hand = f"go on from the login node: trainwright resume {folder.path}"
     try:
-        if any((other := find_job(later)) and other.is_live for later in _behind(submission, job_id)):
-            return True, "The next job of the chain goes on"
+        behind = [later for later in _behind(submission, job_id) if (job := find_job(later)) and job.is_live]
         job = find_job(job_id)
-        if job is not None and (job.restarts > allocation.job.restarts or job.state in WAITING):
-            return True, "Slurm has put this job back into the queue"
-        if job is None or job.state != "RUNNING":
-            return False, "Stopped"  # cancelled: asked to start again, Slurm would undo that
+    except UserError as error:
+        return False, f"Not requeued ({error.message}); {by_hand}"
+    if job is not None and (job.restarts > allocation.job.restarts or job.state in WAITING):
+        return True, "Slurm has put this job back into the queue"
+    if not behind and (job is None or job.state != "RUNNING"):
+        return False, "Stopped"  # cancelled: asked to start again, Slurm would undo that
+    _require_progress(submission, behind)
+    if behind:
+        return True, "The next job of the chain goes on"
+    try:
         done = run_slurm("scontrol", "requeue", job_id)
     except UserError as error:
         return False, f"Not requeued ({error.message}); {by_hand}"
     if done.returncode:
         return False, f"Not requeued ({' '.join(done.stderr.split())}); {by_hand}"
     return True, "Requeued: this job goes on from here"
+
+
+def _require_progress(submission: Submission, behind: Sequence[str]) -> None:
+    try:
+        require_progress(submission.folder, submission.job)
+    except UserError:
+        if behind:
+            run_slurm("scancel", *behind)
+        raise
 
 
 def _say(*lines: str) -> None:
@@ -255,5 +246,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(Path(sys.argv[1])))
     except UserError as error:
-        print(error.render(), file=sys.stderr, flush=True)
+        print(error.render(), flush=True)
         sys.exit(error.exit_code)

@@ -15,7 +15,16 @@ from trainwright.hardware.slurm.commands import SlurmAwayError, slurm_output
 from trainwright.launch.resume import finished_record
 from trainwright.launch.showing import UNPRINTABLE, tell
 from trainwright.launch.slurm.jobs import SlurmJob, find_job
-from trainwright.launch.slurm.submission import IfRefused, Submission, Submitted, live_jobs, submit, submitting
+from trainwright.launch.slurm.submission import (
+    IfRefused,
+    Submission,
+    Submitted,
+    lead_of,
+    live_jobs,
+    submit,
+    submitting,
+    tell_lead,
+)
 from trainwright.launch.slurm.waiting import expected_start
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
@@ -200,7 +209,9 @@ def resume(folder: RunFolder, links: int = 1, if_refused: IfRefused = "keep") ->
         if (result := _result(folder)) is not None:
             raise UserError(f"the run is finished: {result}")
         submission = Submission.read(folder.job_json)
-        again = dataclasses.replace(submission, chain=links > 1, after_attempt=folder.attempt)
+        lead = lead_of(folder, submission.job, submission.request)
+        tell_lead(lead)
+        again = dataclasses.replace(submission, chain=links > 1, lead=lead)
         again.write()
         yield from submit(again, links, if_refused)
 

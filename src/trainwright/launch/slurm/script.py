@@ -19,10 +19,9 @@ import jinja2
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import NAME_PATTERN
 from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.stop_lead import USUAL_S
 
 BATCH: Final = "trainwright.launch.slurm.batch"
-GRACE_S: Final = 180
-"""How long before the time limit the ranks are told: a step and a save, and Slurm may tell up to a minute early."""
 PLACEHOLDERS: Final = ("directives", "launch")
 _TEMPLATE: Final = Path(__file__).with_name("job.sbatch.j2")
 
@@ -31,7 +30,8 @@ _TEMPLATE: Final = Path(__file__).with_name("job.sbatch.j2")
 class ScriptInput:
     """All that a script is made of; `job_json` says what to run, the logs go to `logs_dir`.
 
-    Relative paths of the job, and modules of its own tasks, count from `working_dir`.
+    Relative paths of the job, and modules of its own tasks, count from `working_dir`. The job is told of its time limit
+    `grace_s` seconds before.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ScriptInput:
     logs_dir: Path
     working_dir: Path
     python: str = sys.executable
-    grace_s: int = GRACE_S
+    grace_s: int = USUAL_S
 
 
 def sbatch_options(given: ScriptInput) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.reading import printable
@@ -17,15 +17,21 @@ from trainwright.hardware.slurm.commands import TIMEOUT_S, run_slurm, slurm_outp
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.launch.running import given_keys
+from trainwright.launch.showing import tell
 from trainwright.launch.slurm.jobs import find_job
 from trainwright.launch.slurm.script import ScriptInput, sbatch_options, script_text
+from trainwright.plan.model import checkpoint_bytes
 from trainwright.plan.requirements import require_runnable
 from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.stop_lead import SaveTime, StopLead, stop_lead
 from trainwright.plan.slurm.wait import Wait
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
+from trainwright.runs.records import read
 from trainwright.runs.writing import read_json, write_json_atomic, write_text_atomic
 
+KNOWN_STEPS: Final = 1000
+"""Steps of which the longest counts for what the step under way may take."""
 IfRefused: TypeAlias = Literal["keep", "cancel"]
 """What becomes of the links of a chain that Slurm took, where it refuses a later one."""
 
@@ -35,8 +41,7 @@ class Submission:
     """What the batch process is told, in launcher/job.json; `given` are the keys that the user wrote.
 
     `chain`: it was asked for several jobs, each behind the one before; one with another behind it does not requeue
-    itself. Attempts up to
-    `after_attempt` were made before this submission. `told_wait_s` is how long Slurm said that it would wait.
+    itself. `told_wait_s` is how long Slurm said that it would wait, `lead` when the job is told of its time limit.
     """
 
     job: Job
@@ -44,7 +49,7 @@ class Submission:
     request: SlurmRequest
     allow: tuple[str, ...] = ()
     chain: bool = False
-    after_attempt: int = 0
+    lead: StopLead = dataclasses.field(default_factory=StopLead)
     cluster: str = ""
     told_wait_s: float | None = None
     working_dir: str
@@ -64,10 +69,12 @@ class Submission:
             job_json=folder.job_json,
             logs_dir=folder.logs_dir,
             working_dir=Path(self.working_dir),
+            grace_s=self.lead.seconds,
         )
 
     def write(self) -> None:
-        """Write launcher/job.json."""
+        """Write launcher/job.json; the lives of its jobs are counted from now on."""
+        self.folder.lives_jsonl.unlink(missing_ok=True)
         write_json_atomic(
             self.folder.job_json,
             {
@@ -77,7 +84,7 @@ class Submission:
                 "request": self.request.to_json(),
                 "allow": list(self.allow),
                 "chain": self.chain,
-                "after_attempt": self.after_attempt,
+                "stop_lead": dataclasses.asdict(self.lead),
                 "cluster": self.cluster,
                 "told_wait_s": self.told_wait_s,
                 "working_dir": self.working_dir,
@@ -95,7 +102,7 @@ class Submission:
             request=SlurmRequest(**{key: value for key, value in content["request"].items() if key in fields}),
             allow=tuple(content["allow"]),
             chain=content["chain"],
-            after_attempt=content["after_attempt"],
+            lead=StopLead(**content.get("stop_lead", {})),
             cluster=content["cluster"],
             told_wait_s=content["told_wait_s"],
             working_dir=content["working_dir"],
@@ -165,11 +172,33 @@ def new_submission(
         request=request,
         allow=tuple(allow),
         chain=links > 1,
-        after_attempt=folder.attempt,
+        lead=lead_of(folder, job, request),
         cluster=cluster,
         told_wait_s=wait.told_s,
         working_dir=str(Path.cwd()),
     )
+
+
+def lead_of(folder: RunFolder, job: Job, request: SlurmRequest) -> StopLead:
+    """Return when the jobs of a run are told of their time limit, by what the run's saves took, else by estimate.
+
+    Raises:
+        UserError: the limit is too short.
+    """
+    saves = [event["save_s"] for event in read(folder.events_jsonl) if event.get("event") == "saved"]
+    if saves:
+        steps = [record.get("step_s") or 0.0 for record in read(folder.metrics_jsonl) if record.get("kind") == "train"]
+        measured = SaveTime(step_s=max(steps[-KNOWN_STEPS:], default=0.0), save_s=max(saves), source="measured")
+        return stop_lead(request.time_limit_min, measured)
+    size = None if job.script is not None else checkpoint_bytes(job)
+    return stop_lead(request.time_limit_min, None if size is None else SaveTime.estimate(size, request.nodes))
+
+
+def tell_lead(lead: StopLead) -> None:
+    """Say when the job is told of its time limit, and why."""
+    tell(f"Stop signal: {lead}")
+    if lead.warning is not None:
+        tell(f"warning: {lead.warning}")
 
 
 def live_jobs(folder: RunFolder, *, timeout_s: float = TIMEOUT_S) -> list[str]:
