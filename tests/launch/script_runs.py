@@ -45,6 +45,24 @@ if rank == 0 and stop:
 """
 """Counts steps, prints a line for each, saves every fourth, and on SIGTERM saves and ends."""
 
+JOINED = """
+import sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+Path(sys.argv[1], f"joined_{dist.get_rank()}").touch()
+while not Path("go").exists():
+    dist.all_reduce(one)
+    time.sleep(0.1)
+dist.barrier()
+dist.destroy_process_group()
+"""
+"""A script whose ranks have met and work until they are told that it is enough."""
+
 LOOP_COMMAND = ["python", "loop.py", "--out", "{output_dir}", "--resume", "{resume_from}"]
 
 

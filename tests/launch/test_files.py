@@ -333,8 +333,8 @@ def test_launch_sh_trains_across_nodes(tmp_path: Path, tiny_job: dict[str, Any])
 
 
 def torchrun_call(folder: Path, *arguments: str, **variables: str) -> tuple[list[str], dict[str, str]]:
-    """Run launch.sh with a torchrun that only writes down how it was called; return its arguments and environment."""
-    stand_in = folder / "bin" / "torchrun"
+    """Run launch.sh with a python that only says how it was called; return torchrun's options and the environment."""
+    stand_in = folder / "bin" / "python"
     stand_in.parent.mkdir(exist_ok=True)
     stand_in.write_text(
         f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
@@ -343,27 +343,28 @@ def torchrun_call(folder: Path, *arguments: str, **variables: str) -> tuple[list
     path = f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"
     done = run(["bash", folder / "launch.sh", *arguments], folder, PATH=path, **variables)
     called, seen = json.loads(done.stdout)
-    return called, seen
+    assert called[:3] == ["-m", "trainwright.train.launcher", "torchrun"]
+    return called[3:], seen
 
 
 def test_launch_sh_gives_torchrun_what_was_planned(tmp_path: Path) -> None:
     """S4-10, S4-47, S1-11: as many processes as GPUs, on the planned ones unless the user names others."""
     write_files(tmp_path, *planned("a100-80gb:4", "ddp"))
     called, seen = torchrun_call(tmp_path)
-    assert called == ["--standalone", "--nproc-per-node=4", "-m", "trainwright.train.under_torchrun", str(tmp_path)]
+    assert called == ["--nproc-per-node=4", "-m", "trainwright.train.under_torchrun", str(tmp_path)]
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["CUDA_DEVICE_ORDER"]) == ("0,1,2,3", "PCI_BUS_ID")
     assert torchrun_call(tmp_path, CUDA_VISIBLE_DEVICES="4,5,6,7")[1]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     called, _ = torchrun_call(tmp_path, "train.py", "--note", HOSTILE)
-    assert called[2:] == ["train.py", "--note", HOSTILE]
+    assert called[1:] == ["train.py", "--note", HOSTILE]
 
 
 def test_launch_sh_names_the_host_of_the_meeting(tmp_path: Path) -> None:
     """S4-49, T-07: each node's own number, also Slurm's, decides; without one it says what to set."""
     write_files(tmp_path, *planned("a100-80gb:4x2", "fsdp2"))
-    for variables, is_host in (({"NODE_RANK": "0"}, 1), ({"NODE_RANK": "1"}, 0), ({"SLURM_NODEID": "1"}, 0)):
+    for variables, node in (({"NODE_RANK": "0"}, 0), ({"NODE_RANK": "1"}, 1), ({"SLURM_NODEID": "1"}, 1)):
         called, _ = torchrun_call(tmp_path, MASTER_ADDR="192.168.1.1", **variables)
-        assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=192.168.1.1:29500"} <= set(called)
-        assert f"--rdzv-conf=is_host={is_host}" in called
+        assert {"--nnodes=2", "--nproc-per-node=4", f"--node-rank={node}"} <= set(called)
+        assert {"--master-addr=192.168.1.1", "--master-port=29500"} <= set(called)
     without = subprocess.run(["bash", tmp_path / "launch.sh"], env=environment(), capture_output=True, text=True)
     assert without.returncode != 0
     assert "set NODE_RANK to the number of this machine, 0 to 1" in without.stderr

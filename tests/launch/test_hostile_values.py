@@ -221,7 +221,7 @@ def assert_sbatch_is_literal(folder: RunFolder) -> None:
 
 
 def test_hostile_arguments_reach_the_script_as_they_are_through_launch_sh(place: Path) -> None:
-    """A stub in the place of torchrun starts what it is told; `bash -n` and the run itself execute nothing else."""
+    """A stub in the place of the launcher starts what it is told; `bash -n` and the run itself execute nothing else."""
     kept = [value for value in HOSTILE if loaded(place, with_value(("script", 2), value)) is not None]
     plain = [value for value in kept if not value.startswith("{") or value.startswith("{{")]
     assert len(plain) >= 25
@@ -232,8 +232,8 @@ def test_hostile_arguments_reach_the_script_as_they_are_through_launch_sh(place:
     write_files(directory, job, plan)
     stubs = place / "stubs"
     stubs.mkdir()
-    stub = stubs / "torchrun"
-    stub.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "${{@:3}}"\n')
+    stub = stubs / "python"
+    stub.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "${{@:5}}"\n')
     stub.chmod(0o755)
     subprocess.run(["bash", "-n", directory / "launch.sh"], check=True)
     environment = os.environ | {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,11 +31,10 @@ LAUNCH = NodeLaunch(
 def test_every_node_is_told_the_same_but_for_who_holds_the_meeting() -> None:
     """T-07, S4-49: number 0 hosts, each names its own address, and a restart is left to a new attempt."""
     first, second = (torchrun_options(LAUNCH, node, f"10.0.0.{7 + node}") for node in (0, 1))
-    assert "--rdzv-conf=is_host=true" in first
-    assert "--rdzv-conf=is_host=false" in second
-    differing = [option for option in first if option not in second]
-    assert differing == ["--rdzv-conf=is_host=true", "--local-addr=10.0.0.7"]
-    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=10.0.0.7:41000", "--max-restarts=0"} <= set(first)
+    differing = [(one, other) for one, other in zip(first, second, strict=True) if one != other]
+    assert differing == [("--node-rank=0", "--node-rank=1"), ("--local-addr=10.0.0.7", "--local-addr=10.0.0.8")]
+    assert {"--nnodes=2", "--nproc-per-node=4", "--max-restarts=0"} <= set(first)
+    assert {"--master-addr=10.0.0.7", "--master-port=41000"} <= set(first)
     assert first[-3:] == list(LAUNCH.command)
 
 
@@ -81,3 +82,19 @@ def test_an_address_is_that_of_the_way_to_the_other_node() -> None:
     assert address_towards("127.0.0.1").startswith("127.")
     with pytest.raises(UserError, match="cannot be reached"):
         address_towards("no-such-node.invalid")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("192.0.2.77", "192.0.2.77 is not an address of this machine"),
+        ("no-such-node.invalid", "no-such-node.invalid is not an address of this machine"),
+    ],
+)
+def test_harm_01_node_0_listens_on_its_own_address_or_says_why_not(address: str, why: str) -> None:
+    """The store is on one address, so one that node 0 does not have is an error and no reason to listen on all."""
+    place = ["--nnodes=2", "--nproc-per-node=1", "--node-rank=0", f"--master-addr={address}", "--no-python", "true"]
+    launcher = [sys.executable, "-m", "trainwright.train.launcher", "torchrun"]
+    done = subprocess.run([*launcher, *place], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
+    assert why in done.stderr

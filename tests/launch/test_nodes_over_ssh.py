@@ -93,7 +93,7 @@ def test_the_example_trains_on_two_nodes_unchanged(hosts: TwoHosts, tmp_path: Pa
     assert "check ok: processes: 2 started and joined" in stderr
     assert [record["step"] for record in run.records()] == list(range(1, 61))
     printed = [line.partition(": ")[2] for line in stderr.splitlines() if ": torchrun --nnodes=2" in line]
-    assert ["is_host=true" in line for line in printed] == [True, False]
+    assert ["--node-rank=0" in line for line in printed] == [True, False]
     assert all(shlex.split(line)[-1].endswith("logs/attempt_1/script.json") for line in printed)
 
 

@@ -60,4 +60,4 @@ def test_a_script_is_named_the_files_that_are_written(
         engine = json.loads(texts["deepspeed_engine.json"])
         assert "auto" not in json.dumps(engine), "DeepSpeed itself does not know it"
     assert names <= texts.keys()
-    assert "accelerate launch --config_file" in texts["launch.sh"]
+    assert "trainwright.train.launcher accelerate --config_file" in texts["launch.sh"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from submitted_runs import SubmittedRun
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launch"))
 
-from script_runs import LOOP, LOOP_COMMAND, ScriptRun
+from other_user import Attack, listening, processes_marked
+from script_runs import JOINED, LOOP, LOOP_COMMAND, ScriptRun
 
 from trainwright.runs.records import read
 
@@ -82,3 +84,24 @@ def test_a_stopped_script_is_requeued_and_told_to_go_on_from_its_checkpoint(bed:
         assert outcome in events
         for rank in range(2):
             assert script.note(attempt, rank, "ended")["exit_code"] == 0
+
+
+@pytest.mark.long
+def test_harm_01_another_user_runs_no_code_through_the_ports_of_a_submitted_job(
+    bed: SlurmBed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The store listens on the address of the first node alone, and nothing in it is unpickled."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setattr(bed, "env", bed.env | {"MARK": mark})
+    (tmp_path / "train.py").write_text(JOINED)
+    script = ScriptRun(tmp_path)
+    script.write_job(["python", "train.py", "{output_dir}"], launcher="torchrun")
+    run = submit(bed, script)
+    run.wait_for("the group", lambda: len(list((script.folder / "output").glob("joined_*"))) == 2)
+    places = listening(one for one in processes_marked(mark) if not one.name().startswith(("srun", "slurm")))
+    assert places and not {address for address, _ in places} & {"0.0.0.0", "::"}, places
+    attack = Attack(tmp_path / "canary", places)
+    assert any("default_pg" in key for key in attack.keys), "nobody did reach the store, or this test says nothing"
+    assert not attack.succeeded, run.said
+    (tmp_path / "go").touch()
+    run.finish()

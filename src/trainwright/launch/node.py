@@ -82,15 +82,14 @@ class NodeLaunch:
 def torchrun_options(launch: NodeLaunch, node_rank: int, local_address: str) -> list[str]:
     """Return what torchrun is told on a node; its ranks are started once, a restart is a new attempt.
 
-    The node that holds the meeting point is named: torchrun would compare addresses with the host name, which fails
-    where /etc/hosts gives the name a loopback address (torch 2.13, c10d_rendezvous_backend).
+    They are those of its static rendezvous, in which nothing is unpickled.
     """
     return [
         f"--nnodes={launch.nodes}",
         f"--nproc-per-node={launch.ranks_per_node}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={launch.address}:{launch.port}",
-        f"--rdzv-conf=is_host={str(node_rank == 0).lower()}",
+        f"--node-rank={node_rank}",
+        f"--master-addr={launch.address}",
+        f"--master-port={launch.port}",
         f"--rdzv-id={launch.rendezvous_id}",
         f"--local-addr={local_address}",
         "--max-restarts=0",

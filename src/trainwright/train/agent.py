@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main as torchrun
 
 from trainwright.errors import ExitCode
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.writing import write_json_atomic
+from trainwright.train.launcher import run_torchrun
 
 
 def main() -> ExitCode:
@@ -24,7 +24,7 @@ def main() -> ExitCode:
     del os.environ["TRAINWRIGHT_LAUNCHER_PID"]  # a rank's launcher is this process
     record = Path(sys.argv[1])
     try:
-        torchrun(sys.argv[2:])
+        run_torchrun(sys.argv[2:])
     except ChildFailedError as error:
         write_json_atomic(record, {str(rank): failure.exitcode for rank, failure in error.failures.items()})
         return ExitCode.FAILED

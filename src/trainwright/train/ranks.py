@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.train.store import LOOPBACK, keep_to_loopback, open_store
 
 COLLECTIVE_TIMEOUT_S = 1800
 """The shortest time-out of collectives."""
@@ -52,12 +52,18 @@ class Ranks:
         return summed
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks, on all of them."""
+        """Return every rank's value, in the order of ranks, on all of them; as JSON, so nothing is unpickled."""
         if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+        written = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        length = torch.tensor([len(written)], device=self.device)
+        lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
+        dist.all_gather(lengths, length)
+        longest = max(int(one) for one in lengths)
+        padded = torch.nn.functional.pad(written, (0, longest - len(written)))
+        everyone = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(everyone, padded)
+        return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(everyone, lengths, strict=True)]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -80,14 +86,13 @@ def open_group(
         return Ranks(rank, world_size, device)
     timeout = datetime.timedelta(seconds=MEETING_TIMEOUT_S)
     if rank == 0 and not meeting_file.exists():
-        store = _store_on_loopback(world_size, timeout, meeting_file)
+        store = _store_on_loopback(timeout, meeting_file)
     else:
         address, port = _wait_for_meeting(meeting_file)
         store = dist.TCPStore(address, port, world_size, timeout=timeout)
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if device.type == "cpu" and on_this_machine == world_size:
-        # All ranks are on this machine: gloo listens on loopback only.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
+    if on_this_machine == world_size:
+        keep_to_loopback()
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         # torchrun's store may have served an earlier attempt.
@@ -100,21 +105,10 @@ def open_group(
     return Ranks(rank, world_size, device)
 
 
-def _store_on_loopback(world_size: int, timeout: datetime.timedelta, meeting_file: Path) -> dist.TCPStore:
-    # TCPStore listens on all interfaces (torch 2.13), unless it is handed a socket that is bound already.
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    store = dist.TCPStore(
-        "127.0.0.1",
-        port,
-        world_size,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
+def _store_on_loopback(timeout: datetime.timedelta, meeting_file: Path) -> dist.TCPStore:
+    store = open_store(LOOPBACK, 0, timeout)
     draft = meeting_file.with_suffix(".tmp")
-    draft.write_text(json.dumps({"address": "127.0.0.1", "port": port}))
+    draft.write_text(json.dumps({"address": LOOPBACK, "port": store.port}))
     draft.replace(meeting_file)
     return store
 

@@ -80,9 +80,9 @@ def save_checkpoint(
         digests |= retry_storage(
             lambda: _write_companions(staging, strategy, state), f"saving checkpoint-{step}", path=staging
         )
-    everyone = ranks.gather(digests)
+    everyone = ranks.gather({name: dataclasses.asdict(digest) for name, digest in digests.items()})
     if ranks.is_first:
-        together = {name: digest for part in everyone for name, digest in part.items()}
+        together = {name: FileDigest(**digest) for part in everyone for name, digest in part.items()}
         retry_storage(
             lambda: commit(folder, step, attempt, together, contract=contract, state=state),
             f"saving checkpoint-{step}",

@@ -247,8 +247,6 @@ def port() -> Iterator[Checked]:
         taken = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
     if taken:
         text = f"port {USUAL_PORT}, which torchrun takes by default, is in use"
-        yield warning(
-            "port", text, "torchrun --standalone, or --master-port 29511; trainwright train finds a free one itself"
-        )
+        yield warning("port", text, "torchrun --master-port 29511; trainwright train finds a free one itself")
     else:
         yield ok("port", f"{USUAL_PORT} is free")

@@ -38,6 +38,8 @@ def launch_script(layout: Layout, nodes: Nodes, launcher: str | None = None) -> 
 
 
 _HEAD = "#!/usr/bin/env bash"
+_LAUNCHER = "python -m trainwright.train.launcher"
+"""Starts each of the launchers with its ports on one address, where they would be open on every interface."""
 
 _START = """\
 set -euo pipefail
@@ -68,18 +70,14 @@ def _script_usage(nodes: Nodes) -> str:
 def _script_start(launcher: str, nodes: Nodes) -> str:
     several = nodes.count > 1
     match launcher:
-        case "accelerate" if several:
-            return f"""\
-{_MEETING.format(last=nodes.count - 1)}
-exec accelerate launch --config_file "$here/{MULTI_NODE}" --machine_rank "$NODE_RANK" \\
-  --main_process_ip "$MASTER_ADDR" --main_process_port "${{MASTER_PORT:-29500}}" "$@"
-"""
-        case "accelerate":
-            return f'exec accelerate launch --config_file "$here/{SINGLE_NODE}" "$@"\n'
-        case "deepspeed":
-            return f'exec deepspeed --num_gpus={nodes.ranks_per_node} --no_local_rank "$@"\n'
+        case "torchrun" | "accelerate" if several:  # what accelerate would tell its ranks is in script.json
+            return _several(nodes)
         case "torchrun":
-            return _several(nodes) if several else _single(nodes)
+            return _single(nodes)
+        case "accelerate":
+            return f'exec {_LAUNCHER} accelerate --config_file "$here/{SINGLE_NODE}" "$@"\n'
+        case "deepspeed":
+            return f'exec {_LAUNCHER} deepspeed --num_gpus={nodes.ranks_per_node} --no_local_rank "$@"\n'
         case _:
             return 'exec python "$@"\n'
 
@@ -123,19 +121,15 @@ export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((share > 0 ? share : 1))}}"
 
 def _single(nodes: Nodes) -> str:
     return f"""\
-exec torchrun --standalone --nproc-per-node={nodes.ranks_per_node} "$@"
+exec {_LAUNCHER} torchrun --nproc-per-node={nodes.ranks_per_node} "$@"
 """
 
 
 def _several(nodes: Nodes) -> str:
-    # The machine that holds the meeting point is named: torchrun finds it by comparing addresses with the host name,
-    # which fails where /etc/hosts gives the name a loopback address (torch 2.13, c10d_rendezvous_backend).
     return f"""\
 {_MEETING.format(last=nodes.count - 1)}
-is_host=0
-if [[ $NODE_RANK == 0 ]]; then is_host=1; fi
-exec torchrun --nnodes={nodes.count} --nproc-per-node={nodes.ranks_per_node} \\
-  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:${{MASTER_PORT:-29500}}" --rdzv-conf="is_host=$is_host" \\
+exec {_LAUNCHER} torchrun --nnodes={nodes.count} --nproc-per-node={nodes.ranks_per_node} \\
+  --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${{MASTER_PORT:-29500}}" \\
   --rdzv-id="${{SLURM_JOB_ID:-trainwright}}" "$@"
 """
 

@@ -6,7 +6,6 @@ A launcher is told fixed text, whole numbers and the path of script.json; the co
 
 from __future__ import annotations
 
-import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,21 +58,15 @@ class ScriptStart:
 
 def launcher_command(start: ScriptStart, script_json: Path) -> list[str]:
     """Return what starts the ranks on one machine, each of which runs the script."""
-    python = [sys.executable, "-m"]
+    launcher = [sys.executable, "-m", "trainwright.train.launcher", start.launcher]
     rank = ["-m", RANK_MODULE, str(script_json)]
     match start.launcher:
         case "torchrun":
-            return [*python, "torch.distributed.run", "--standalone", f"--nproc-per-node={start.ranks}", *rank]
+            return [*launcher, f"--nproc-per-node={start.ranks}", *rank]
         case "accelerate":
-            return [*python, "accelerate.commands.launch", "--quiet", "--config_file", start.accelerate_config, *rank]
+            return [*launcher, "--quiet", "--config_file", start.accelerate_config, *rank]
         case "deepspeed":
-            options = [f"--num_gpus={start.ranks}", "--no_local_rank", f"--master_port={_free_port()}", "--module"]
-            return [*python, "deepspeed.launcher.runner", *options, RANK_MODULE, str(script_json)]
+            options = [f"--num_gpus={start.ranks}", "--no_local_rank", "--module"]
+            return [*launcher, *options, RANK_MODULE, str(script_json)]
         case _:
             return [sys.executable, *rank]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
