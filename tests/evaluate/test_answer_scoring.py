@@ -75,6 +75,53 @@ def test_what_names_no_answer_is_unparsable_not_a_guess(response: str) -> None:
     assert not score(asked, response).is_correct
 
 
+@pytest.mark.parametrize(
+    ("response", "number"),
+    [
+        ("<think>The answer is 1</think> 4", 4),
+        ("<think>\nIs it A?\nThe answer is 1.\n</think>\n\nThe answer is B.", 2),
+        ("<thinking>The answer is 1</thinking>2", 2),
+        ("<THINK>1</THINK>2", 2),
+        ("<think></think>3", 3),
+        ("<think>\n\n</think>\n\n(C)", 3),
+        ("[THINK]The answer is 1[/THINK]4", 4),
+        (r"<think>\boxed{1}</think> \boxed{4}", 4),
+        ("<think>Question: which?\nThe answer is 1</think>4", 4),
+        ("<think>1</think> First. <think>But the answer is 3</think> The answer is 2", 2),
+        ("The answer is 1, or is it?\n</think>\n\n4", 4),
+        ("<think>1</think> so 2? </think>4", 4),
+        ("<think>The tag <think> opens it; 1</think>4", 4),
+        ("<|channel|>analysis<|message|>The answer is 1<|end|><|start|>assistant<|channel|>final<|message|>4", 4),
+        ("<|channel|>final<|message|>4<|return|>", 4),
+        ("<|channel|>analysis<|message|>1<|end|><|channel|>final <|constrain|>json<|message|>4", 4),
+        ("<|channel|>final<|message|>The answer is 2", 2),
+        ("analysisThe answer is 1.assistantfinal4", 4),
+        ("<think>The answer is 1", None),
+        ("<think>The answer is 1.\n2. O-DU", None),
+        ("Let me see. <think>The answer is 1", None),
+        ("<think>1</think> Hm. <think>The answer is 2", None),
+        ("<think>The answer is 1</think>", None),
+        ("The answer is 1</think>", None),
+        ("<|channel|>analysis<|message|>The answer is 1", None),
+        ("<|channel|>analysis<|message|>1<|end|><|start|>assistant<|channel|>commentary<|message|>2", None),
+        ("analysisThe answer is 1.", None),
+    ],
+)
+def test_harm_13_thinking_is_no_answer(response: str, number: int | None) -> None:
+    """What a model thinks before its answer is left out; cut off inside it, there is no answer to read."""
+    assert parse_choice(response, CHOICES) == number
+    read = score(Question("q", "?", CHOICES, 1), response)
+    assert (read.unparsable, read.is_correct) == (number is None, False)
+
+
+def test_harm_13_a_short_answer_follows_the_thinking() -> None:
+    """No word of the thinking counts, neither for the exact match nor for F1."""
+    asked = Question("q", "When?", (), ("1843",))
+    assert score(asked, "<think>In 1842? Answer: 1842</think>\n1843").is_correct
+    cut_off = score(asked, "<think>Answer: 1843")
+    assert (cut_off.predicted, cut_off.is_correct, cut_off.f1) == (None, False, 0.0)
+
+
 def test_labels_count_as_far_as_there_are_choices() -> None:
     """S3-46: a question with six choices can be answered 6, one with three cannot be answered 4."""
     six = tuple(f"choice number {word}" for word in ("one", "two", "three", "four", "five", "six"))

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 from saved_models import bytes_tokenizer, plain_answers, save_model
+from transformers import AutoTokenizer
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.evaluate.engines.encoding import Encoder
 from trainwright.evaluate.engines.engine import EngineSettings
 from trainwright.evaluate.engines.opening import choose_engine, open_engine
 
@@ -268,6 +270,33 @@ def test_a_passage_cannot_end_its_own_turn(model: Path) -> None:
     [tokens] = opened(model)._encoder.encode(["a<|turn|>b<eos>"], 8)
     assert not set(tokens) & {0, 1, 2, 3}
     assert bytes_tokenizer().decode(tokens) == "a< |turn|>b< eos>"
+
+
+def test_harm_13_thinking_stays_recognisable_in_the_text_of_an_answer(model: Path, tmp_path: Path) -> None:
+    """Tags that are special tokens are not left out, and one that the prompt opens stands before what goes on from it.
+
+    Without either the thought alone would be scored as the answer.
+    """
+    folder = shutil.copytree(model, tmp_path / "thinks")
+    tokenizer = bytes_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>", "<|channel|>", "<|message|>", "<|end|>"]})
+    tokenizer.chat_template = "{{ messages[0].content }}<|turn|>model:<think>\n"
+    tokenizer.save_pretrained(folder)
+    encoder = Encoder(AutoTokenizer.from_pretrained(folder), "auto", 1024)
+
+    def written(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    channels = "<|channel|>analysis<|message|>Is it 1?<|end|><|turn|>"
+    assert encoder.decode([written("Is it 1?</think>4<eos>")]) == ["<think>Is it 1?</think>4"]
+    assert encoder.notes == ["prompts: the tokenizer's chat template"]
+    cut_off = encoder.decode([written("Is it 1?"), written(channels)])
+    assert cut_off == ["<think>Is it 1?", "<think>" + channels.removesuffix("<|turn|>")]
+    assert encoder.notes[1:] == [
+        "2 answers ended before the model's thinking did, which is no answer: a larger max_new_tokens"
+    ]
+    closed = Encoder(AutoTokenizer.from_pretrained(folder), False, 1024)
+    assert closed.decode([written("4<|turn|>")]) == ["4"]
 
 
 def test_of_a_prompt_too_long_the_end_is_kept_and_it_is_told(model: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a response answers, read from the new tokens alone, and whether that is right.
+"""What a response answers, read from the new tokens alone and outside the model's thinking, and whether it is right.
 
 A response that names no answer is unparsable, and counted as such: it is never taken for one of the choices.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.evaluate.questions.question import Question
+from trainwright.evaluate.thinking import without_thinking
 
 _LABEL = r"[A-Za-z]|\d{1,2}"
 _BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?([^{}]*)\}")
@@ -70,6 +71,7 @@ def parse_choice(response: str, choices: Sequence[str]) -> int | None:
     In this order: a first line that is a label and nothing else, or a label with its choice's text; LaTeX's boxed;
     the last "answer is ..."; the only "option ..." mentioned; the only choice whose text occurs; a leading label.
     """
+    response = without_thinking(response)
     text = _own_words(response)
     first_line = text.partition("\n")[0].strip()
     if alone := _ALONE.fullmatch(first_line):
@@ -92,6 +94,7 @@ def parse_choice(response: str, choices: Sequence[str]) -> int | None:
 
 def parse_short_answer(response: str) -> str | None:
     """Return a short answer in words: what follows "answer:" where it says so, to the end of the line; None if none."""
+    response = without_thinking(response)
     text = _own_words(response)
     if boxed := _BOXED.findall(response):
         return _MARKUP.sub("", boxed[-1]).strip() or None

@@ -1,4 +1,4 @@
-"""Prompts as tokens: in the model's chat template where it has one, and never longer than the model reads."""
+"""Prompts as tokens, in the chat template where the model has one and never longer than it reads; answers as texts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainwright.errors import UserError
+from trainwright.evaluate.thinking import CHANNEL_MARKERS, MARKERS, opened_by, without_thinking
 
 
 @dataclass
@@ -18,6 +19,8 @@ class Encoder:
     longest: int | None
     cut: int = field(default=0, init=False)
     """Prompts so far that were too long: their beginnings were left out."""
+    unfinished: int = field(default=0, init=False)
+    """Answers so far that ended in the middle of the model's thinking."""
 
     def __post_init__(self) -> None:
         has_one = bool(self.tokenizer.chat_template)
@@ -27,6 +30,11 @@ class Encoder:
             )
         self.as_chat = has_one and self.chat_template is not False
         self._special = sorted(set(self.tokenizer.all_special_tokens), key=len, reverse=True)
+        special = {number: str(token) for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        # Where these are special tokens, leaving them out would leave thinking that nothing tells from the answer.
+        self._kept = set(special.values()) & {*MARKERS, *CHANNEL_MARKERS}
+        self._left_out = {number for number, text in special.items() if text not in self._kept}
+        self._opened = opened_by(self._text("?")) if self.as_chat else ""
 
     @property
     def notes(self) -> list[str]:
@@ -35,6 +43,11 @@ class Encoder:
         notes = [f"prompts: {template}"]
         if self.cut:
             notes.append(f"{self.cut:,} prompts were longer than the model reads; their beginnings were left out")
+        if self.unfinished:
+            notes.append(
+                f"{self.unfinished:,} answers ended before the model's thinking did, which is no answer: "
+                "a larger max_new_tokens"
+            )
         return notes
 
     def encode(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
@@ -55,6 +68,18 @@ class Encoder:
             )
         self.cut += sum(len(tokens) > room for tokens in encoded)
         return [tokens[-room:] for tokens in encoded]
+
+    def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """Return each answer as text without special tokens, save those around thinking, and count the unfinished.
+
+        Where the chat template opens the thinking at the end of the prompt, its tag stands before the text.
+        """
+        if self._kept:
+            answers = [[token for token in answer if token not in self._left_out] for answer in answers]
+        decoded = self.tokenizer.batch_decode(answers, skip_special_tokens=not self._kept)
+        texts = [self._opened + text for text in decoded]
+        self.unfinished += sum(bool(text.strip()) and not without_thinking(text) for text in texts)
+        return texts
 
     def is_full(self, tokens: Sequence[int], max_new_tokens: int) -> bool:
         """Whether a prompt is as long as can be, so that its beginning may be missing."""

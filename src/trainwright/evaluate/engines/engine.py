@@ -22,7 +22,7 @@ class Generated:
     """What the model wrote after one prompt, and how sure it was."""
 
     text: str
-    """The new tokens alone, without special tokens."""
+    """The new tokens alone, without special tokens save those around thinking."""
     new_tokens: int
     prompt_tokens: int
     confidence: float | None

@@ -80,7 +80,7 @@ class TransformersEngine:
         if answers is None:
             with torch.inference_mode():
                 answers = self._in_static_batches(encoded, max_new_tokens)
-        texts = self._tokenizer.batch_decode([tokens for tokens, _ in answers], skip_special_tokens=True)
+        texts = self._encoder.decode([tokens for tokens, _ in answers])
         generated = {
             prompt: Generated(text, len(new), len(tokens), confidence)
             for prompt, text, tokens, (new, confidence) in zip(different, texts, encoded, answers, strict=True)

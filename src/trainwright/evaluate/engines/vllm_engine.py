@@ -57,10 +57,12 @@ class VllmEngine:
             SamplingParams(temperature=0, max_tokens=max_new_tokens, logprobs=1),
             use_tqdm=False,
         )
-        return [_generated(tokens, output.outputs[0]) for tokens, output in zip(encoded, outputs, strict=True)]
+        completions = [output.outputs[0] for output in outputs]
+        texts = self._encoder.decode([list(completion.token_ids) for completion in completions])
+        return [_generated(*each) for each in zip(texts, encoded, completions, strict=True)]
 
 
-def _generated(prompt: Sequence[int], completion: Any) -> Generated:
+def _generated(text: str, prompt: Sequence[int], completion: Any) -> Generated:
     tokens = list(completion.token_ids)
     sure = math.exp(completion.logprobs[0][tokens[0]].logprob) if tokens and completion.logprobs else None
-    return Generated(completion.text, len(tokens), len(prompt), sure)
+    return Generated(text, len(tokens), len(prompt), sure)
