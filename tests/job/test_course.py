@@ -84,6 +84,22 @@ def test_another_global_batch_still_takes_every_sample_once(
     assert together[-1].after.samples_seen == 2 * course.samples == changed.total_samples
 
 
+@settings(deadline=None, max_examples=1000)
+@given(COURSES, st.integers(1, 40), st.data())
+def test_harm_12_the_total_after_a_changed_batch_is_the_step_at_which_the_run_ends(
+    course: Course, batch_size: int, data: st.DataObject
+) -> None:
+    """Steps done under the old batch and those that the remaining samples need under the new one, wherever it is."""
+    changed = dataclasses.replace(course, global_batch_size=batch_size)
+    assume(changed.steps_per_epoch > 0)
+    batches = list(course.batches(Position()))
+    position = batches[data.draw(st.integers(0, len(batches) - 1))].after
+    rest = list(changed.batches(position))
+    last = rest[-1].after.step if rest else position.step
+    assert {changed.total_steps_from(place) for place in [position, *(batch.after for batch in rest)]} == {last}
+    assert course.total_steps_from(position) == course.total_steps_from(Position()) == course.total_steps
+
+
 @settings(deadline=None, max_examples=300)
 @given(COURSES, st.integers(1, 40), st.data())
 def test_another_global_batch_never_repeats_a_sample(course: Course, batch_size: int, data: st.DataObject) -> None:

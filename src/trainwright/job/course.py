@@ -67,7 +67,7 @@ class Course:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run at this global batch."""
+        """Optimizer steps of a whole run at this global batch; see `total_steps_from` for one that had another."""
         if self.max_steps is not None:
             return self.max_steps
         # Rounded first: 0.7 epochs of 10 steps are 7, although 0.7 * 10 is a hair more in binary.
@@ -84,6 +84,22 @@ class Course:
         """Samples that the whole run sees."""
         epochs, samples = self.end
         return epochs * self.samples_per_epoch + samples
+
+    def total_steps_from(self, position: Position) -> int:
+        """Return the optimizer steps of the run that stands at `position`: those done, however large their batches
+        were, and those that the remaining samples need at this global batch.
+        """
+        if self.max_steps is not None:
+            return max(self.max_steps, position.step)
+        here, (last_epoch, last_samples) = self._at_batch(position), self.end
+        if here.epoch > last_epoch:
+            return here.step
+        left = steps_per_epoch(self.samples - here.epoch_samples, self.global_batch_size, self.drop_last)
+        if here.epoch == last_epoch:
+            to_end = math.ceil(max(0, last_samples - here.epoch_samples) / self.global_batch_size)
+            return here.step + min(left, to_end)
+        whole_epochs = (last_epoch - here.epoch - 1) * self.steps_per_epoch
+        return here.step + left + whole_epochs + math.ceil(last_samples / self.global_batch_size)
 
     def _at_batch(self, position: Position) -> Position:
         left = self.samples - position.epoch_samples

@@ -238,9 +238,10 @@ class StepLoop:
         if self.tracking is None:
             return
         step, epoch = batch.after.step, self.course.epochs_done(batch.after)
+        total_steps = self.course.total_steps_from(batch.after)
         line = StepLine(
             step=step,
-            total_steps=self.course.total_steps,
+            total_steps=total_steps,
             epoch=epoch,
             loss=loss,
             learning_rate=lr,
@@ -248,7 +249,7 @@ class StepLoop:
             tokens_per_s=tokens / step_s,
             step_s=step_s,
             memory_gib=memory_gib(self.ranks.device),
-            left_s=pace.left_s(max(0, self.course.total_steps - step)),
+            left_s=pace.left_s(total_steps - step),
         )
         figures = {
             "loss": loss,
@@ -261,7 +262,7 @@ class StepLoop:
             "samples_seen": batch.after.samples_seen,
         }
         self.tracking.log("train", step, figures)
-        if step % self.job.train.logging_steps == 0 or step == self.course.total_steps:
+        if step % self.job.train.logging_steps == 0 or step == total_steps:
             say(str(line))
         if not math.isfinite(grad_norm):
             say(f"step {step}: fp16 overflow, nothing was updated and the loss scale was halved")

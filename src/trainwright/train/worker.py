@@ -120,7 +120,7 @@ def _train(
         if start["resume_from"] is not None:
             restored = load_checkpoint(Path(start["resume_from"]), strategy)
     position = restored.position
-    sections.step, sections.total_steps = position.step, course.total_steps
+    sections.step, sections.total_steps = position.step, course.total_steps_from(position)
     loop = StepLoop(
         job=job,
         folder=folder,
@@ -151,7 +151,7 @@ def _train(
             say(line)
         say(
             f"Course: {len(train_data):,} samples, {course.steps_per_epoch:,} steps an epoch, "
-            f"{course.total_steps:,} steps in all; from step {position.step:,}"
+            f"{sections.total_steps:,} steps in all; from step {position.step:,}"
         )
         loop.tracking = Tracking(job, folder, attempt=assignment.attempt, resumed_step=position.step)
         append(folder.events_jsonl, {"event": "started", "attempt": assignment.attempt, "step": position.step, **found})
