@@ -7,7 +7,6 @@ what is there whatever the micro-batch, and what every sample of it adds, so tha
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +33,13 @@ class Storage:
         if stream:
             tape.streams[self.key] = stream
         tape.events.append((self.key, size))
+
+    @classmethod
+    def still_there(cls, tape: Tape, key: int, size: Size) -> Storage:
+        """Return memory that was taken earlier, under its key."""
+        storage = cls.__new__(cls)
+        storage.tape, storage.key, storage.bytes = tape, key, size
+        return storage
 
     def __del__(self) -> None:
         self.tape.events.append((self.key, -self.bytes))
@@ -202,7 +208,8 @@ class Tape:
         self.refilling: Region | None = None
         self.default_part = "temporaries"
         self.order = 0
-        self.accumulate: Callable[[Weight, Tensor], None] = take_gradient
+        self.accumulate: Callable[[Weight, list[Tensor]], None] = take_gradient
+        """Called with a weight and a list of its gradient alone, from which it takes it."""
 
     def mark(self, name: str) -> None:
         """Begin a stretch."""
@@ -348,7 +355,7 @@ class Tape:
             held = buffers.pop(node, None)
             if node.leaf is not None:
                 if held:
-                    self.accumulate(node.leaf, held.pop())
+                    self.accumulate(node.leaf, held)
                 continue
             if isinstance(node, Leaf):
                 node.gradient = held.pop() if held else None
@@ -393,10 +400,24 @@ class Tape:
 
     def _add(self, held: list[Tensor], new: Tensor) -> None:
         """`InputBuffer::accumulate`: in place when nobody else holds the first gradient."""
-        old = held[0]
-        alone = sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2
-        if not (alone and old.dense) or old.view:
-            held[0] = self.new(old.elements, max(old.dtype, new.dtype))
+        first = held[0]
+        elements, dtype, may_change = first.elements, max(first.dtype, new.dtype), first.dense and not first.view
+        del first
+        own = self.own(held)
+        held.append(self.new(elements, dtype) if own is None or not may_change else Tensor(own, elements, dtype))
+
+    def own(self, held: list[Tensor]) -> Storage | None:
+        """Take the one tensor out of a list; return its memory where nothing else holds it.
+
+        That is so where letting go of the tensor frees the memory; the event is then taken back. Reference counts do
+        not answer this: they include references of the interpreter's own, which differ between versions of Python.
+        """
+        before = len(self.events)
+        held.pop()
+        if len(self.events) == before:
+            return None
+        key, size = self.events.pop()
+        return Storage.still_there(self, key, -size)
 
 
 def end(storages: list[Storage]) -> None:
@@ -417,30 +438,34 @@ class Leaf(Node):
         self.gradient: Tensor | None = None
 
 
-def take_gradient(weight: Weight, gradient: Tensor) -> None:
+def take_gradient(weight: Weight, held: list[Tensor]) -> None:
     """AccumulateGrad on a parameter without a gradient: it takes what it is given, or copies what others hold."""
-    storage = gradient.storage
+    gradient = held[0]
+    assert gradient.storage is not None
+    tape, elements, dtype, dense = gradient.storage.tape, gradient.elements, gradient.dtype, gradient.dense
+    del gradient
+    own = tape.own(held)
+    storage = tape.new(elements, dtype).storage if own is None or not dense else own
     assert storage is not None
-    if sys.getrefcount(storage) > 3 or not gradient.dense:
-        storage = storage.tape.new(gradient.elements, gradient.dtype).storage
-        assert storage is not None
-    storage.tape.parts[storage.key] = "gradients"
+    tape.parts[storage.key] = "gradients"
     weight.gradient = storage
 
 
-def take_passing_gradient(weight: Weight, gradient: Tensor) -> None:
+def take_passing_gradient(weight: Weight, held: list[Tensor]) -> None:
     """The same on a gathered weight, whose gradient goes when its unit reduces."""
-    weight.gradient = gradient.storage
+    weight.gradient = held.pop().storage
 
 
-def leave_gradient(weight: Weight, gradient: Tensor) -> None:
+def leave_gradient(weight: Weight, held: list[Tensor]) -> None:
     """AccumulateGrad where a gradient's memory is there already: it is added in place, or copied to DDP's bucket."""
+    gradient = held.pop()
     assert gradient.storage is not None
     gradient.storage.tape.summed.add(gradient.storage.key)
 
 
-def hand_over_gradient(weight: Weight, gradient: Tensor) -> None:
+def hand_over_gradient(weight: Weight, held: list[Tensor]) -> None:
     """DDP's last micro-batch: what was summed up is copied to the bucket and goes."""
-    leave_gradient(weight, gradient)
+    gradient = held[0]
+    leave_gradient(weight, held)
     assert gradient.storage is not None
     gradient.storage.tape.given_back(gradient.elements * weight.dtype, "gradients")

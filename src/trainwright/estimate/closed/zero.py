@@ -93,9 +93,9 @@ class Buckets:
         if accumulating and self._stage == 1:
             self._open()  # it reduces at the end of a step alone, and keeps its buckets until then
 
-    def take(self, weight: Weight, gradient: Tensor) -> None:
+    def take(self, weight: Weight, held: list[Tensor]) -> None:
         """A gradient is complete (`reduce_independent_p_g_buckets_and_remove_grads`)."""
-        tape = self._tape
+        tape, gradient = self._tape, held.pop()
         if self._buffers is None and self._stage < 3:
             self._open()
         self._large = None
