@@ -87,6 +87,11 @@ def with_lora(targets: str | list[str]) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("name", SMALL)
+def test_harm_16_attention_is_eager_where_transformers_has_no_other(name: str) -> None:
+    assert describe(SMALL[name]).attention_is_eager == (not build(SMALL[name])._supports_sdpa)
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_full_training(name: str) -> None:
     assert_same(step_flops(describe(SMALL[name]), BATCH, kernel="eager"), counted(SMALL[name]))
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from steps_in_time import BERT_LARGE, LLAMA_7B, LORA, QLORA, SMALL, devices, model, samples_a_second, step
 
+from trainwright.anatomy.catalog import find
 from trainwright.errors import UserError
+from trainwright.estimate.closed import memory
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import step_time, why_not
 from trainwright.estimate.time.update import Update
@@ -55,6 +57,22 @@ def test_attention_grows_with_the_square_of_the_length() -> None:
 
 def test_attention_that_keeps_its_scores_is_slower() -> None:
     assert step("a100-80gb", attention="eager").step_s > 1.1 * step("a100-80gb", attention="flash_attention_2").step_s
+
+
+@pytest.mark.parametrize("name", ["google/gemma-2-9b", "bigscience/bloom-7b1", "mosaicml/mpt-7b"])
+def test_harm_16_attention_that_is_eager_for_memory_is_eager_for_time(name: str) -> None:
+    """transformers has no fused attention for these families: nobody has to ask for the eager one."""
+    entry = find(name)
+    assert entry is not None
+    parts, long = model(entry.config), {"micro_batch_size": 1, "sequence_length": 8192}
+    found = [
+        (
+            step("h100", entry.config, method=LORA, **long, **asked).step_s,
+            memory(parts, Request(config=entry.config, **long, **asked)),
+        )
+        for asked in ({}, {"attention": "eager"})
+    ]
+    assert found[0] == found[1]
 
 
 def test_a_small_model_is_bound_by_the_launch_of_its_kernels() -> None:

@@ -149,9 +149,13 @@ class Anatomy:
     never_quantized: tuple[str, ...] = ()
     """Endings of module paths that transformers keeps in fp32 (`_keep_in_fp32_modules`)."""
     attention_is_eager: bool = False
-    """transformers has no fused attention for this family."""
+    """transformers has no fused attention for this family: Gemma-2's scores are capped, others' have a bias."""
     output_is_scaled: bool = False
     """T5's, before its output embedding."""
+
+    def attention_for(self, asked: str) -> str:
+        """Return the attention that is computed where `asked` is asked for."""
+        return "eager" if self.attention_is_eager else asked
 
     @property
     def layers(self) -> tuple[Segment, ...]:

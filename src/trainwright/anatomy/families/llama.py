@@ -202,7 +202,8 @@ def gemma(config: GemmaConfig) -> Anatomy:
 
 def gemma2(config: Gemma2Config) -> Anatomy:
     """Layers of `modeling_gemma2.py`."""
-    return _model(config, [_sandwiched(config, attention) for attention in windowed(config)])
+    blocks = [_sandwiched(config, attention) for attention in windowed(config)]
+    return _model(config, blocks, attention_is_eager=True)
 
 
 def gemma3_text(config: Gemma3TextConfig, *, path: str = "model") -> Anatomy:
@@ -277,7 +278,14 @@ def _sandwiched(
     )
 
 
-def _model(config: Any, blocks: list[tuple[Operation, ...]], *, dropout: float = 0.0, path: str = "model") -> Anatomy:
+def _model(
+    config: Any,
+    blocks: list[tuple[Operation, ...]],
+    *,
+    dropout: float = 0.0,
+    path: str = "model",
+    attention_is_eager: bool = False,
+) -> Anatomy:
     """The causal language model around `blocks`; a single block stands for all layers."""
     each = blocks * config.num_hidden_layers if len(blocks) == 1 else blocks
     return decoder(
@@ -288,6 +296,7 @@ def _model(config: Any, blocks: list[tuple[Operation, ...]], *, dropout: float =
         tie=config.tie_word_embeddings,
         tokens=f"{path}.embed_tokens",
         final_norm=f"{path}.norm",
+        attention_is_eager=attention_is_eager,
     )
 
 

@@ -217,7 +217,7 @@ def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
         batch=request.batch,
         learned_share=request.learned_share,
         checkpointing=request.gradient_checkpointing,
-        attention=request.attention,
+        attention=anatomy.attention_for(request.attention),
         capability=request.compute_capability,
         recipe=request.recipe,
         training=True,

@@ -161,12 +161,11 @@ class Step:
         *,
         causal: bool = True,
         dropout: float = 0.0,
-        eager: bool = False,
         softcap: bool = False,
     ) -> Tensor:
         """Attention as the model's implementation computes it."""
         asked, tape = self.asked, self.tape
-        if eager or asked.attention == "eager":
+        if asked.attention == "eager":
             out, self.attention_weights = kernels.eager(
                 tape, q, k, v, mask, shape, dropout=dropout, training=self.training, softcap=softcap
             )

@@ -118,6 +118,7 @@ def _blocks(
     anatomy: Anatomy, request: Request, batch: Batch, lora: Lora | None, kinds: list[list[Segment]]
 ) -> Iterator[_Block]:
     """The model without its repetitions, and then one more layer of each kind for all the others."""
+    attention = anatomy.attention_for(request.attention)
 
     def counted(short: Anatomy) -> StepFlops:
         return step_flops(
@@ -126,8 +127,8 @@ def _blocks(
             lora=lora,
             freeze=request.method.freeze,
             checkpointing=request.gradient_checkpointing != "none",
-            kernel="eager" if request.attention == "eager" else "fused",
-            masked="counted" if request.attention in ("eager", "math") else "skipped",
+            kernel="eager" if attention == "eager" else "fused",
+            masked="counted" if attention in ("eager", "math") else "skipped",
         )
 
     if request.method.freeze:  # its patterns may name single layers
@@ -258,7 +259,7 @@ class _Timing:
 
     @property
     def _eager(self) -> bool:
-        return self.anatomy.attention_is_eager or self.request.attention in ("eager", "math")
+        return self.anatomy.attention_for(self.request.attention) in ("eager", "math")
 
     def _adapters(self, flops: int, *, backward: bool) -> float:
         """Thin products: what they move counts more than what they compute."""

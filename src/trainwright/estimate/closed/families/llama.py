@@ -17,7 +17,7 @@ Norm = Callable[[Tape, Module, Tensor], Tensor]
 
 GEMMA = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
 SOFTCAPPED = frozenset({"gemma2"})
-"""Attention scores go through a tanh, which only the eager attention can do."""
+"""Attention scores go through a tanh."""
 
 
 def layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -49,8 +49,7 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
     described = layer.attentions[0]
     shape = shape_of(step, described)
     mask = shared.mask if described.window is None else shared.window_mask
-    eager = family in SOFTCAPPED
-    repeats = step.repeats(mask, shape) or eager or step.asked.attention == "eager"
+    repeats = step.repeats(mask, shape) or step.asked.attention == "eager"
     if "self_attn.qkv_proj" in layer:
         joined = step.linear(layer["self_attn.qkv_proj"], hidden)
         q, k, v = (op.part_of(tape, joined, size) for size in (shape.of_queries(), _keys(shape), _keys(shape)))
@@ -68,7 +67,7 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
     assert shared.rope is not None
     turned = _sliced_and_rotated if family == "phi3" else _rotated_both
     q, k = turned(tape, q, k, shared.rope)
-    return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, eager=eager))
+    return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, softcap=family in SOFTCAPPED))
 
 
 def attend(
@@ -79,15 +78,15 @@ def attend(
     mask: Tensor | None,
     shape: Shape,
     *,
-    eager: bool = False,
+    softcap: bool = False,
     dropout: float = 0.0,
     causal: bool = True,
 ) -> Tensor:
     """transformers' integrations/sdpa_attention.py: keys and values repeated where a mask keeps torch from it."""
-    if step.repeats(mask, shape) and not eager:
+    if step.repeats(mask, shape):
         k, v = repeated(step.tape, k, shape), repeated(step.tape, v, shape)
         shape = Shape(shape.samples, shape.heads, shape.heads, shape.head, shape.queries, shape.keys)
-    return step.attend(q, k, v, mask, shape, eager=eager, softcap=eager, dropout=dropout, causal=causal)
+    return step.attend(q, k, v, mask, shape, softcap=softcap, dropout=dropout, causal=causal)
 
 
 def mlp(step: Step, layer: Layer, hidden: Tensor) -> Tensor:

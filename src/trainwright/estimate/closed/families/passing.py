@@ -12,8 +12,6 @@ from trainwright.estimate.closed.sharding import Unit
 from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, Step
 from trainwright.estimate.closed.tape import FP32, Leaf, Size, Tape, Tensor
 
-EAGER_ONLY = frozenset({"gemma2", "bloom", "mpt"})
-"""Families for which transformers has no fused attention."""
 BOTH_MASKS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 """Families that make the mask of all pairs and that of a window, whichever their layers need."""
 
@@ -160,7 +158,7 @@ def make_masks(step: Step, model: Model, dtype: int) -> Shared:
     """
     asked = step.asked
     windows = {a.window for stage in model.stages for a in stage.layer.attentions}
-    eager = asked.attention == "eager" or asked.family in EAGER_ONLY
+    eager = asked.attention == "eager"
     masked = asked.batch != "full" or eager
     shared = Shared()
     if masked and (None in windows or asked.family in BOTH_MASKS):
