@@ -17,6 +17,12 @@ CPU_FSDP2 = {"device": "cpu", "strategy": "fsdp2", "world_size": 2, "gradient_ch
 CASES = {
     "bf16 policy": request(**CPU_FSDP2),
     "fp32, two micro-batches": request(**CPU_FSDP2, precision="fp32", gradient_accumulation_steps=2),
+    "fp32, two micro-batches, reducing each": request(
+        **CPU_FSDP2, precision="fp32", gradient_accumulation_steps=2, sync_each_micro_batch=True
+    ),
+    "three micro-batches, reducing each": request(
+        **CPU_FSDP2, gradient_accumulation_steps=3, sync_each_micro_batch=True
+    ),
     "lora": request(**CPU_FSDP2, method={"type": "lora", "r": 8, "adapter_dtype": "base"}),
 }
 

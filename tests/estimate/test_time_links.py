@@ -105,3 +105,19 @@ def test_each_strategy_moves_what_it_moves() -> None:
         for strategy in ("ddp", "zero1", "zero2", "zero3")
     }
     assert waits["zero1"] < waits["zero2"] < waits["zero3"]
+
+
+def test_harm_04_reducing_in_every_micro_batch_takes_the_time_of_the_reductions() -> None:
+    """Nothing in a step of one micro-batch; over PCIe as much again for each micro-batch but the last."""
+    how: dict[str, Any] = {"strategy": "fsdp2", "micro_batch_size": 1, "sequence_length": 512}
+
+    def added_s(micro_steps: int) -> float:
+        once, each = (
+            step("rtx-4090:8", gradient_accumulation_steps=micro_steps, sync_each_micro_batch=sync, **how).parts_s
+            for sync in (False, True)
+        )
+        return each["communication"] - once["communication"]
+
+    assert added_s(1) == 0
+    assert added_s(3) > 0
+    assert added_s(5) == pytest.approx(2 * added_s(3))

@@ -115,3 +115,13 @@ def test_another_model_method_data_or_optimizer_is_refused_whatever_is_allowed(n
     verdict = resumed(contract(), now, key, f"train.{key}")
     assert verdict.level is Level.REFUSED
     assert [difference.key for difference in verdict.refused] == [key]
+
+
+def test_harm_04_reducing_in_every_micro_batch_is_told_and_a_run_of_an_earlier_release_is_exact() -> None:
+    shared = {"resources": {"strategy": "fsdp2"}, "train": {"global_batch_size": 32, "micro_batch_size": 1}}
+    once = contract(**shared)
+    assert "sync_each_micro_batch" not in once["geometry"]  # as in the manifests of checkpoints before there was one
+    each = contract(**shared | {"train": {**shared["train"], "sync_each_micro_batch": True}})
+    verdict = resumed(once, each)
+    assert verdict.level is Level.SAME_STEPS
+    assert [difference.key for difference in verdict.differences] == ["sync_each_micro_batch"]

@@ -178,3 +178,23 @@ def test_the_kernels_own_count_is_read_where_it_is(tmp_path: Path, version: str)
         (outer / name).write_text("low 0\noom_kill 5\n")
         (outer / "7" / name).write_text("under_oom 0\noom_kill 3\n")
     assert kernel_kills(tmp_path) == (7 if version == "none" else 3)
+
+
+def test_harm_04_no_gradients_stay_whole_before_the_batch_is_cut(tmp_path: Path) -> None:
+    """Under FSDP2; half the micro-batch of a step that had one only would carry whole gradients, which need more."""
+    job = job_with(tmp_path, "resources.strategy=fsdp2")
+    change = smaller(job, layout_with(strategy="fsdp2"), "training", "because")
+    assert change is not None
+    assert change.layout == replace(layout_with(strategy="fsdp2"), sync_each_micro_batch=True)
+    assert list(change.choices) == ["train.sync_each_micro_batch"]
+    alone = layout_with(strategy="fsdp2", micro_batch_size=12, gradient_accumulation_steps=1)
+    change = smaller(job, alone, "training", "because")
+    assert change is not None
+    assert change.layout.micro_batch_size == 6 and change.layout.sync_each_micro_batch
+    kept = smaller(
+        job_with(tmp_path, "resources.strategy=fsdp2", "train.sync_each_micro_batch=false"),
+        alone,
+        "training",
+        "because",
+    )
+    assert kept is not None and not kept.layout.sync_each_micro_batch

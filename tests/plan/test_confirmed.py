@@ -203,3 +203,25 @@ def test_train_traces_a_step_that_nearly_fills_the_gpu(tmp_path: Path, capsys: p
     assert "tracing it before the ranks start" in capsys.readouterr().err
     taken = f"{plan.layout.micro_batch_size} x {plan.layout.gradient_accumulation_steps}"
     assert any(taken in trace and "needs" not in trace for trace in plan.traces)
+
+
+def test_harm_04_a_plan_of_a_release_before_a_field_is_taken_again(tmp_path: Path) -> None:
+    """plan.json without the field that a later release added: the run goes on as it was, not with a plan of its own."""
+    job = {"name": "old", "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct"}, "output_dir": str(tmp_path)}
+    job |= {"data": {"path": "train.jsonl", "max_length": 512}, "train": {"global_batch_size": 64}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    inventory = parse_inventory("a100-80gb:2,host=128gib")
+    loaded = load_job(str(tmp_path / "job.yaml"), ())
+
+    def plan_now() -> Plan:
+        return plan_on(loaded.job, {"data.path"}, inventory, inventory.devices, may_leave_idle=False)[1]
+
+    first = plan_now()
+    other = next(c.layout for c in first.ranked if c.layout != first.layout and c.why_not is None)
+    stored = dataclasses.asdict(other)
+    assert not stored.pop("sync_each_micro_batch")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "plan.json").write_text(json.dumps({"layout": stored}))
+    assert plan_now().layout == other
+    (tmp_path / "old" / "plan.json").write_text(json.dumps({"layout": stored | {"of_a_later_release": 1}}))
+    assert plan_now().layout == first.layout

@@ -228,3 +228,59 @@ def test_what_qlora_does_not_pack_of_a_mixture_of_experts_is_said(job: str) -> N
     (warning,) = [line for line in mixtral.warnings if "experts" in line]
     assert warning.startswith("method.type=qlora packs 1.3 of 46.7 billion weights")
     assert not [line for line in planned(job, "h200:1", "method.type=qlora").warnings if "experts" in line]
+
+
+LARGE = """\
+name: large
+model: {name: meta-llama/Meta-Llama-3-70B}
+data: {path: train.jsonl, max_length: 2048}
+train: {global_batch_size: 256, micro_batch_size: 1}
+resources: {strategy: fsdp2}
+"""
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    path = tmp_path / "large.yaml"
+    path.write_text(LARGE)
+    return str(path)
+
+
+def test_harm_04_what_does_not_fit_with_whole_gradients_reduces_them_in_every_micro_batch(large: str) -> None:
+    """70 B on 64 GPUs: whole gradients alone are 263 GiB in fp32, on every rank."""
+    plan = planned(large, "h100:8x8")
+    assert plan.layout.sync_each_micro_batch and plan.layout.gradient_accumulation_steps == 4
+    choice = plan.choices["train.sync_each_micro_batch"]
+    assert choice.value is True and re.search(r"1 x 4 needs 2\d\d\.\d GiB, 79\.1 there are", choice.reason)
+    assert plan.estimate is not None and plan.estimate.used_share is not None and plan.estimate.used_share < 0.7
+    stored = plan.to_json()
+    assert stored["layout"]["sync_each_micro_batch"] is True
+    assert "gradients are reduced in every micro-batch" in told(large, "h100:8x8")
+
+
+def test_harm_04_whole_gradients_are_kept_where_they_fit_as_fewer_reductions_are_faster(job: str) -> None:
+    layout = ("resources.strategy=fsdp2", "train.micro_batch_size=2", "train.global_batch_size=64")
+    kept = planned(job, "a100-80gb:4", *layout)
+    assert not kept.layout.sync_each_micro_batch
+    assert "whole gradients fit" in kept.choices["train.sync_each_micro_batch"].reason
+    reduced = planned(job, "a100-80gb:4", *layout, "train.sync_each_micro_batch=true")
+    assert reduced.layout.sync_each_micro_batch
+    assert reduced.choices["train.sync_each_micro_batch"].reason == "given"
+    assert kept.estimate is not None and reduced.estimate is not None
+    assert kept.estimate.time is not None and reduced.estimate.time is not None
+    assert reduced.estimate.time.step_s > kept.estimate.time.step_s
+    assert reduced.estimate.memory.allocated_bytes <= kept.estimate.memory.allocated_bytes
+
+
+def test_harm_04_one_micro_batch_may_fit_where_several_do_not(large: str) -> None:
+    """A step of one micro-batch carries no gradients: it is tried although the smaller micro-batches are too big."""
+    plan = planned(large, "h100:8x8", "train.micro_batch_size=auto", "train.sync_each_micro_batch=false")
+    assert plan.layout.gradient_accumulation_steps == 1
+    assert "train.sync_each_micro_batch" not in plan.choices
+
+
+def test_harm_04_a_job_that_wants_whole_gradients_is_told_what_would_fit(large: str) -> None:
+    with pytest.raises(UserError) as caught:
+        planned(large, "h100:8x8", "train.sync_each_micro_batch=false")
+    assert caught.value.exit_code == ExitCode.NO_PLAN_FITS
+    assert any("train.sync_each_micro_batch=true" in hint for hint in caught.value.hints)

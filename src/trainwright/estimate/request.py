@@ -94,6 +94,8 @@ class Request:
     """What ZeRO keeps in host memory."""
     world_size: int = 1
     reshard_after_forward: bool = True
+    sync_each_micro_batch: bool = False
+    """FSDP2 reduces gradients in every micro-batch, and keeps none of them whole until the last one."""
     evaluation_batch_size: int | None = None
     """Also trace an evaluation pass of this many samples after the steps."""
     device: Literal["cuda", "cpu"] = "cuda"
@@ -158,6 +160,8 @@ class Request:
             problems.append(f"learned_share: must be above 0 and at most 1, is {self.learned_share}")
         if self.strategy == "single" and self.world_size != 1:
             problems.append(f"world_size: strategy single runs 1 rank, not {self.world_size}")
+        if self.sync_each_micro_batch and self.strategy != "fsdp2":
+            problems.append("sync_each_micro_batch: is for the strategy fsdp2")
         if self.two_depths and self.strategy not in ("single", "fsdp2"):
             problems.append("two_depths: is for the strategies single and fsdp2")
         if self.repeated_heads and self.attention != "flash_attention_2":

@@ -238,6 +238,9 @@ class TrainSection(Section):
     """Fixes data order, initial weights and dropout."""
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in the backward pass to save memory."""
+    sync_each_micro_batch: bool | Auto = "auto"
+    """Reduce gradients in every micro-batch, so that no rank keeps whole ones between them; once a step is faster.
+    With fsdp2, whose choice it is."""
     drop_last: bool = False
     """Leave out the last, smaller batch of each epoch (steps = floor), or train on it too (steps = ceil)."""
     logging_steps: PositiveInt = 1

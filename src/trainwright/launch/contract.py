@@ -79,6 +79,7 @@ def contract_of(
             "micro_batch_size": layout.micro_batch_size,
             "gradient_accumulation_steps": layout.gradient_accumulation_steps,
             "gradient_checkpointing": layout.gradient_checkpointing,
+            **({"sync_each_micro_batch": True} if layout.sync_each_micro_batch else {}),
             **({"rank_samples": layout.rank_samples} if layout.rank_samples else {}),
             "attn_implementation": job.model.attn_implementation,
             **{f"version of {name}": version for name in PACKAGES if (version := _version(name))},

@@ -37,16 +37,22 @@ class Change:
 def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None:
     """Return what to go on with, None where nothing is left that the job allows.
 
-    The samples of a step and all that is learned from them stay the same: half the micro-batch and twice the
-    accumulation (or half the evaluation's batch), down to one sample; then gradient checkpointing; then the most
-    sparing way to share the model.
+    The samples of a step and all that is learned from them stay the same: no whole gradients between micro-batches;
+    half the micro-batch and twice the accumulation (or half the evaluation's batch), down to one sample; then gradient
+    checkpointing; then the most sparing way to share the model.
     """
+    may_sync = layout.strategy == "fsdp2" and job.train.sync_each_micro_batch == "auto"
     if doing == "evaluation" and layout.eval_batch_size > 1:
         half = layout.eval_batch_size // 2
         reason = f"half of {layout.eval_batch_size}: {cause}"
         return Change(dataclasses.replace(layout, eval_batch_size=half), {"eval.batch_size": Choice(half, reason)})
+    keeps_whole = layout.gradient_accumulation_steps > 1 and not layout.sync_each_micro_batch
+    if doing == "training" and may_sync and keeps_whole:
+        reason = f"gradients are reduced at once instead of kept whole: {cause}"
+        changed = dataclasses.replace(layout, sync_each_micro_batch=True)
+        return Change(changed, {"train.sync_each_micro_batch": Choice(True, reason)})
     if doing == "training" and layout.micro_batch_size > 1:
-        return _half_the_micro_batch(layout, cause)
+        return _half_the_micro_batch(layout, cause, may_sync=may_sync)
     if doing == "training" and job.train.gradient_checkpointing == "auto" and not layout.gradient_checkpointing:
         reason = f"activations are computed twice instead of kept: {cause}"
         changed = dataclasses.replace(layout, gradient_checkpointing=True)
@@ -54,7 +60,9 @@ def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None
     sharing = _most_sparing(job, layout)
     if sharing is None:
         return None
-    changed = dataclasses.replace(layout, strategy=sharing.strategy, offload=sharing.offload)
+    changed = dataclasses.replace(
+        layout, strategy=sharing.strategy, offload=sharing.offload, sync_each_micro_batch=False
+    )
     choices: dict[str, Choice[Any]] = {}
     if sharing.strategy != layout.strategy:
         choices["resources.strategy"] = Choice(sharing.strategy, f"keeps the least on each rank: {cause}")
@@ -63,19 +71,20 @@ def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None
     return Change(changed, choices)
 
 
-def _half_the_micro_batch(layout: Layout, cause: str) -> Change:
+def _half_the_micro_batch(layout: Layout, cause: str, *, may_sync: bool) -> Change:
     micro = layout.micro_batch_size // 2
     changed = layout.with_micro_batch(micro)
     accumulation = changed.gradient_accumulation_steps
-    return Change(
-        changed,
-        {
-            "train.micro_batch_size": Choice(micro, f"half of {layout.micro_batch_size}: {cause}"),
-            "train.gradient_accumulation_steps": Choice(
-                accumulation, f"{layout.global_batch_size} samples in parts of {micro} at most, as many as before"
-            ),
-        },
-    )
+    choices: dict[str, Choice[Any]] = {
+        "train.micro_batch_size": Choice(micro, f"half of {layout.micro_batch_size}: {cause}"),
+        "train.gradient_accumulation_steps": Choice(
+            accumulation, f"{layout.global_batch_size} samples in parts of {micro} at most, as many as before"
+        ),
+    }
+    if may_sync and not changed.sync_each_micro_batch:
+        changed = dataclasses.replace(changed, sync_each_micro_batch=True)
+        choices["train.sync_each_micro_batch"] = Choice(True, f"no gradients are kept whole: {cause}")
+    return Change(changed, choices)
 
 
 def _most_sparing(job: Job, layout: Layout) -> Sharing | None:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -219,7 +219,8 @@ def _earlier_layout(folder: RunFolder) -> Layout | None:
         return None
     layout = read_json(folder.plan_json).get("layout", {})
     known = {field.name for field in fields(Layout)}
-    return Layout.from_json(layout) if layout.keys() == known else None
+    needed = {field.name for field in fields(Layout) if field.default is MISSING}
+    return Layout.from_json(layout) if needed <= layout.keys() <= known else None
 
 
 def _host_memory_warnings(job: Job, host: Host) -> list[str]:

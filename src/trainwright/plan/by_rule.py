@@ -43,6 +43,8 @@ def layout_by_rule(job: Job, given: frozenset[str], devices: tuple[Device, ...],
         else Choice(asked, "given")
     )
     checkpointing = _checkpointing(job, kind, why)
+    accumulates = batch["train.gradient_accumulation_steps"].value > 1
+    reduced = _reduced(job, why) if strategy.value == "fsdp2" and accumulates else None
     layout = Layout(
         device=kind,
         visible_devices=visible_devices(devices),
@@ -55,12 +57,14 @@ def layout_by_rule(job: Job, given: frozenset[str], devices: tuple[Device, ...],
         gradient_accumulation_steps=batch["train.gradient_accumulation_steps"].value,
         eval_batch_size=evaluation.value,
         gradient_checkpointing=checkpointing.value,
+        sync_each_micro_batch=reduced is not None and reduced.value,
     )
     return layout, {
         "resources.ranks": ranks,
         "resources.strategy": strategy,
         "eval.batch_size": evaluation,
         "train.gradient_checkpointing": checkpointing,
+        **({} if reduced is None else {"train.sync_each_micro_batch": reduced}),
         **batch,
     }
 
@@ -135,3 +139,10 @@ def _checkpointing(job: Job, kind: str, why: str) -> Choice[bool]:
     if kind == "cpu":
         return Choice(False, "host memory is not the limit of a CPU run")
     return Choice(True, f"saves memory at a third more compute; {why}")
+
+
+def _reduced(job: Job, why: str) -> Choice[bool]:
+    asked = job.train.sync_each_micro_batch
+    if asked != "auto":
+        return Choice(asked, "given")
+    return Choice(False, f"gradients are reduced once a step, which is faster; {why}")

@@ -127,14 +127,21 @@ def choose(
         fixed = _with_layout(settled, layout)
         measured = dataclasses.replace(wish, may_leave_idle=False, must_fit=False, keep=layout)
         _, again = _untuned(fixed, given, plan.devices, measured)
-        choices = {key: choice for key, choice in plan.choices.items() if key != "resources.balance"}
+        stale = {"resources.balance"}
+        if layout.sync_each_micro_batch != plan.layout.sync_each_micro_batch:
+            stale.add("train.sync_each_micro_batch")
+        choices = {key: choice for key, choice in plan.choices.items() if key not in stale}
         plan = dataclasses.replace(again, layout=layout, choices=choices)
     return settled, dataclasses.replace(plan, choices=plan.choices | tuned.choices(layout, job))
 
 
 def _with_layout(job: Job, layout: Layout) -> Job:
     """Return the job with all that a layout decides written into it."""
-    batch = {"micro_batch_size": layout.micro_batch_size, "gradient_checkpointing": layout.gradient_checkpointing}
+    batch = {
+        "micro_batch_size": layout.micro_batch_size,
+        "gradient_checkpointing": layout.gradient_checkpointing,
+        "sync_each_micro_batch": layout.sync_each_micro_batch,
+    }
     sharing = {"strategy": layout.strategy, "offload": layout.offload, "balance": "off"}
     return job.model_copy(
         update={
@@ -321,6 +328,7 @@ def _as_data(candidate: Candidate) -> dict[str, Any]:
         "micro_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
         "gradient_checkpointing": layout.gradient_checkpointing,
+        "sync_each_micro_batch": layout.sync_each_micro_batch,
         "precision": layout.precision,
         "peak_gib": round(estimate.peak_bytes / GIB, 3),
         "capacity_gib": None if estimate.capacity is None else round(estimate.capacity.total_bytes / GIB, 3),

@@ -69,9 +69,10 @@ def told(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         if candidate.trace is not None:
             layout = candidate.layout
             checkpointing = ", checkpointed" if layout.gradient_checkpointing else ""
+            each = ", reducing each time" if layout.sync_each_micro_batch else ""
             refused = "" if candidate.why_not is None else f": {candidate.why_not}"
             batch = f"{layout.micro_batch_size} x {layout.gradient_accumulation_steps}"
-            sentences.append(f"{layout.strategy}, {batch}{checkpointing}: {candidate.trace}{refused}")
+            sentences.append(f"{layout.strategy}, {batch}{checkpointing}{each}: {candidate.trace}{refused}")
     return tuple(sentences)
 
 

@@ -128,6 +128,7 @@ def request_of(job: Job, model: PlannedModel, layout: Layout, devices: tuple[Dev
         strategy=layout.strategy,  # type: ignore[arg-type]
         offload=layout.offload,  # type: ignore[arg-type]
         world_size=layout.ranks,
+        sync_each_micro_batch=layout.sync_each_micro_batch,
         evaluation_batch_size=layout.eval_batch_size if _evaluates(job) else None,
         device="cuda" if kind == "cuda" else "cpu",
         compute_capability=capability,

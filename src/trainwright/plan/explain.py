@@ -53,6 +53,9 @@ def _layout(job: Job, plan: Plan) -> Iterator[str]:
     yield from _batch(layout)
     checkpointing = "on" if layout.gradient_checkpointing else "off"
     yield f"  gradient checkpointing {checkpointing}; evaluation batch {layout.eval_batch_size}"
+    if layout.strategy == "fsdp2" and layout.gradient_accumulation_steps > 1:
+        when = "in every micro-batch" if layout.sync_each_micro_batch else "once a step; they are whole until then"
+        yield f"  gradients are reduced {when}"
     line = strategy_line(layout.strategy, plan.devices)
     if line is not None:
         yield f"  {line}"
@@ -195,8 +198,10 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
 
 
 def short_strategy(layout: Layout) -> str:
-    """Return strategy and offload for a column: `zero3+opt`."""
-    return layout.strategy + {"none": "", "optimizer": "+opt", "optimizer+parameters": "+opt+par"}[layout.offload]
+    """Return strategy, offload and reductions for a column: `zero3+opt`, `fsdp2+sync`."""
+    each = "+sync" if layout.sync_each_micro_batch else ""
+    offload = {"none": "", "optimizer": "+opt", "optimizer+parameters": "+opt+par"}[layout.offload]
+    return layout.strategy + each + offload
 
 
 def _rejected(plan: Plan) -> Iterator[str]:

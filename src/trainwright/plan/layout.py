@@ -15,7 +15,8 @@ class Layout:
 
     `visible_devices` is what CUDA_VISIBLE_DEVICES of the ranks will be, None off CUDA. `rank_samples` of a global batch
     are computed by each rank, `rank_micro_batch_sizes` at once, where the ranks are not alike; else both are empty, and
-    `micro_batch_size` is that of all. It is the largest of them otherwise.
+    `micro_batch_size` is that of all. It is the largest of them otherwise. Under FSDP2 ranks keep whole gradients until
+    the last micro-batch of a step reduces them, or, with `sync_each_micro_batch`, reduce them in every one.
 
     Raises:
         UserError: the parts contradict each other; the failing equation is shown with its numbers.
@@ -34,6 +35,7 @@ class Layout:
     gradient_checkpointing: bool
     rank_samples: tuple[int, ...] = ()
     rank_micro_batch_sizes: tuple[int, ...] = ()
+    sync_each_micro_batch: bool = False
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Layout:
@@ -42,7 +44,8 @@ class Layout:
         return cls(**{**stored, **{name: tuple(stored.get(name, ())) for name in lists}})
 
     def __post_init__(self) -> None:
-        problems = [problem for problem in (self._batch(), self._strategy(), self._offload()) if problem]
+        found = (self._batch(), self._strategy(), self._offload(), self._sync())
+        problems = [problem for problem in found if problem]
         if problems:
             raise UserError("this layout cannot run", problems=problems)
 
@@ -59,6 +62,7 @@ class Layout:
             micro_batch_size=micro_batch_size,
             gradient_accumulation_steps=steps,
             rank_micro_batch_sizes=at_once,
+            sync_each_micro_batch=self.sync_each_micro_batch and steps > 1,
         )
 
     def _batch(self) -> str | None:
@@ -100,6 +104,11 @@ class Layout:
                 return f"resources.offload=optimizer+parameters needs resources.strategy=zero3, not {self.strategy}"
             return None
         return f"resources.offload={self.offload} is done by ZeRO; resources.strategy={self.strategy} has none"
+
+    def _sync(self) -> str | None:
+        if self.sync_each_micro_batch and self.strategy != "fsdp2":
+            return f"train.sync_each_micro_batch is a choice under fsdp2, and resources.strategy={self.strategy}"
+        return None
 
 
 def _micro_steps(samples: Sequence[int], at_once: Sequence[int]) -> int:

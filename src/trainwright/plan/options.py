@@ -121,6 +121,24 @@ def batches(job: Job, total: int, ranks: int) -> list[Batch]:
     return found
 
 
+def reductions(job: Job, strategy: str, sizes: Sequence[Batch]) -> list[tuple[bool, list[Batch]]]:
+    """Return whether gradients are reduced in every micro-batch (True) or once a step, with the batches to try so.
+
+    FSDP2 has the choice, where a step has several micro-batches. A step of a single one carries no gradients, and so
+    may fit where several smaller ones do not. What a script of the user's own does is its matter: accelerate reduces
+    once a step, unless it is told `sync_each_batch`.
+    """
+    if strategy != "fsdp2":
+        return [(False, list(sizes))]
+    asked = job.train.sync_each_micro_batch
+    choices = (False, True) if asked == "auto" else (asked,)
+    if asked == "auto" and job.script is not None:
+        choices = (False,)
+    several = [size for size in sizes if size.gradient_accumulation_steps > 1]
+    alone = [size for size in sizes if size not in several]
+    return [(each, tried) for each, tried in ((False, alone), *((each, several) for each in choices)) if tried]
+
+
 def _micro_sizes(share: int) -> Iterator[int]:
     """Sizes that divide a rank's share evenly, and where those are far apart, halves rounded up."""
     sizes = {share // steps for steps in range(1, min(share, MOST_MICRO_STEPS) + 1) if share % steps == 0}

@@ -9,6 +9,7 @@ from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import GIB
 from trainwright.plan.by_rule import total_choice
+from trainwright.plan.layout import Layout
 from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST
 from trainwright.plan.search import EVAL_FACTOR, SAME_TIME, Candidate, Question, weakest_precision
 
@@ -29,6 +30,7 @@ def reasons(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) 
         "train.gradient_accumulation_steps": _accumulation(question, chosen),
         "train.gradient_checkpointing": _checkpointing(question, chosen, same_devices),
         "eval.batch_size": _evaluation(question, chosen),
+        **_reductions(question, chosen, same_devices),
         **_balance(chosen),
         **_allocator(question),
     }
@@ -134,6 +136,31 @@ def _checkpointing(question: Question, chosen: Candidate, same_devices: Sequence
     return Choice(on, f"without it: {told[0]}" if told else "as fast as without it, with less memory")
 
 
+def _reductions(question: Question, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choices:
+    """Return whether each micro-batch reduces its gradients, where that is a choice."""
+    layout, job = chosen.layout, question.job
+    if layout.strategy != "fsdp2" or layout.gradient_accumulation_steps == 1:
+        return {}
+    if job.train.sync_each_micro_batch != "auto":
+        reason = "given"
+    elif job.script is not None:
+        reason = "a script reduces once a step, unless it says otherwise"
+    elif not layout.sync_each_micro_batch:
+        reason = "whole gradients fit until the last micro-batch, and are reduced once a step"
+    else:
+        reason = "no gradients are kept whole"
+        whole = next((other for other in same_devices if _keeps_whole_gradients(other.layout)), None)
+        if whole is not None and (against := _against(chosen, whole)) is not None:
+            batch = f"{whole.layout.micro_batch_size} x {whole.layout.gradient_accumulation_steps}"
+            reason = f"reduced once a step, and whole until then, {batch} {against}"
+    return {"train.sync_each_micro_batch": Choice(layout.sync_each_micro_batch, reason)}
+
+
+def _keeps_whole_gradients(layout: Layout) -> bool:
+    several = layout.gradient_accumulation_steps > 1
+    return layout.strategy == "fsdp2" and several and not layout.sync_each_micro_batch
+
+
 def _balance(chosen: Candidate) -> Choices:
     """Return the shares of GPUs that are not alike, and what they are worth."""
     layout, time, equal = chosen.layout, chosen.estimate.time, chosen.estimate.equal_parts
@@ -164,9 +191,9 @@ def _best_by(ranked: Sequence[Candidate], key: Callable[[Candidate], object], ch
     return [candidate for value, candidate in best.items() if value != key(chosen)]
 
 
-def _way(candidate: Candidate) -> tuple[str, str, bool]:
+def _way(candidate: Candidate) -> tuple[str, str, bool, bool]:
     layout = candidate.layout
-    return layout.strategy, layout.offload, layout.gradient_checkpointing
+    return layout.strategy, layout.offload, layout.gradient_checkpointing, layout.sync_each_micro_batch
 
 
 def _against(chosen: Candidate, other: Candidate) -> str | None:

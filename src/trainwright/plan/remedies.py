@@ -62,6 +62,9 @@ def _changes_of_the_run(job: Job) -> Iterator[tuple[str, tuple[str, ...], Job]]:
         yield "a smaller micro-batch", ("train.micro_batch_size=",), _with(job, "train", free)
     if train.gradient_checkpointing is False:
         yield "checkpointing", ("train.gradient_checkpointing=",), _with(job, "train", {"gradient_checkpointing": True})
+    if train.sync_each_micro_batch is False:
+        changed = _with(job, "train", {"sync_each_micro_batch": "auto"})
+        yield "gradients reduced in every micro-batch", ("train.sync_each_micro_batch=",), changed
     if job.eval.batch_size != "auto":
         yield "a smaller evaluation batch", ("eval.batch_size=",), _with(job, "eval", {"batch_size": "auto"})
     if resources.strategy != "auto":
@@ -72,14 +75,17 @@ def _changes_of_the_run(job: Job) -> Iterator[tuple[str, tuple[str, ...], Job]]:
         )
     relaxed = _with(_with(job, "resources", {"strategy": "auto", "offload": "none"}), "train", _ALL_AUTO)
     if relaxed != job and sum((train.micro_batch_size != "auto", resources.strategy != "auto")) > 1:
-        keys = ("train.micro_batch_size=", "train.gradient_checkpointing=", "resources.strategy=", "resources.offload=")
-        yield "another micro-batch, checkpointing and strategy", keys, relaxed
+        keys = ["train.micro_batch_size=", "train.gradient_checkpointing=", "resources.strategy=", "resources.offload="]
+        if train.sync_each_micro_batch is False:
+            keys.append("train.sync_each_micro_batch=")
+        yield "another micro-batch, checkpointing and strategy", tuple(keys), relaxed
 
 
 _ALL_AUTO: Mapping[str, Any] = {
     "micro_batch_size": "auto",
     "gradient_accumulation_steps": "auto",
     "gradient_checkpointing": "auto",
+    "sync_each_micro_batch": "auto",
 }
 
 
@@ -154,6 +160,7 @@ def _spelled(change: str, keys: tuple[str, ...], found: Candidate) -> Remedy:
     values = {
         "train.micro_batch_size=": str(layout.micro_batch_size),
         "train.gradient_checkpointing=": str(layout.gradient_checkpointing).lower(),
+        "train.sync_each_micro_batch=": str(layout.sync_each_micro_batch).lower(),
         "eval.batch_size=": str(layout.eval_batch_size),
         "resources.strategy=": layout.strategy,
         "resources.offload=": layout.offload,

@@ -35,7 +35,16 @@ from trainwright.plan.estimates import (
 )
 from trainwright.plan.layout import Layout
 from trainwright.plan.model import PlannedModel
-from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST, Batch, Sharing, batches, global_batch, sharings
+from trainwright.plan.options import (
+    OFFLOADS,
+    SIMPLEST_FIRST,
+    Batch,
+    Sharing,
+    batches,
+    global_batch,
+    reductions,
+    sharings,
+)
 
 Goal = Literal["soonest", "fastest", "cheapest", "fewest-gpus"]
 GOALS: tuple[str, ...] = get_args(Goal)
@@ -138,14 +147,21 @@ def _on(question: Question, devices: tuple[Device, ...]) -> Iterator[Candidate]:
     asked = job.train.gradient_checkpointing
     for sharing in sharings(job, ranks, kind):
         for checkpointing in (False, True) if asked == "auto" else (asked,):
-            base = _layout(question, devices, sharing, total, checkpointing)
-            yield from _batches(question, devices, base, batches(job, total, ranks))
+            for each, sizes in reductions(job, sharing.strategy, batches(job, total, ranks)):
+                base = _layout(question, devices, sharing, total, sizes[0], checkpointing=checkpointing, each=each)
+                yield from _batches(question, devices, base, sizes)
 
 
 def _layout(
-    question: Question, devices: tuple[Device, ...], sharing: Sharing, total: int, checkpointing: bool
+    question: Question,
+    devices: tuple[Device, ...],
+    sharing: Sharing,
+    total: int,
+    first: Batch,
+    *,
+    checkpointing: bool,
+    each: bool,
 ) -> Layout:
-    first = batches(question.job, total, len(devices))[0]
     kind = devices[0].kind
     return Layout(
         device=kind,
@@ -159,6 +175,7 @@ def _layout(
         gradient_accumulation_steps=first.gradient_accumulation_steps,
         eval_batch_size=_eval_batch(question.job, first.micro_batch_size, EVAL_FACTOR),
         gradient_checkpointing=checkpointing,
+        sync_each_micro_batch=each,
     )
 
 
@@ -317,6 +334,7 @@ def _balanced(question: Question, candidate: Candidate) -> Candidate:
         gradient_accumulation_steps=shares.gradient_accumulation_steps,
         rank_samples=shares.rank_samples,
         rank_micro_batch_sizes=shares.rank_micro_batch_sizes,
+        sync_each_micro_batch=layout.sync_each_micro_batch and shares.gradient_accumulation_steps > 1,
     )
     return dataclasses.replace(candidate, layout=uneven, estimate=estimate)
 
@@ -361,6 +379,7 @@ def _order(candidate: Candidate, goal: Goal) -> tuple[object, ...]:
         SIMPLEST_FIRST.index(layout.strategy),
         OFFLOADS.index(layout.offload),
         layout.gradient_checkpointing,
+        layout.sync_each_micro_batch,
         estimate.memory.device_bytes,
         layout.visible_devices or "",
     )

@@ -44,6 +44,7 @@ class Setting:
     gradient_checkpointing: bool
     ranks: int
     data: str | None
+    sync_each_micro_batch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +163,7 @@ def setting_of(job: Job, layout: Layout, devices: Sequence[Device]) -> Setting:
         gradient_checkpointing=layout.gradient_checkpointing,
         ranks=layout.ranks,
         data=_digest(data),
+        sync_each_micro_batch=layout.sync_each_micro_batch,
     )
 
 

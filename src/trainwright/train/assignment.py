@@ -34,6 +34,7 @@ class Assignment:
     global_batch_size: int
     rank_samples: tuple[int, ...] = ()
     rank_micro_batch_sizes: tuple[int, ...] = ()
+    sync_each_micro_batch: bool = False
 
     @classmethod
     def from_environment(cls, layout: dict[str, Any]) -> Assignment:

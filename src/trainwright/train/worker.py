@@ -214,7 +214,13 @@ def hand_to_strategy(model: nn.Module, job: Job, assignment: Assignment, ranks: 
     if assignment.strategy == "fsdp2":
         from trainwright.train.strategies.fsdp2 import FullySharded
 
-        return FullySharded(model, train, device=device, precision=assignment.precision)
+        return FullySharded(
+            model,
+            train,
+            device=device,
+            precision=assignment.precision,
+            sync_each_micro_batch=assignment.sync_each_micro_batch,
+        )
     if assignment.strategy.startswith("zero"):
         from trainwright.train.strategies.zero import Zero
 
@@ -295,6 +301,7 @@ def training_config(
             "max_steps": job.train.max_steps,
             "batch": assignment.micro_batch_size,
             "accumulation": assignment.gradient_accumulation_steps,
+            "sync_each_micro_batch": assignment.sync_each_micro_batch,
             "lr": learning_rate,
             "effective_batch_size": job.train.global_batch_size,
             "num_gpus": assignment.world_size if cuda else 0,

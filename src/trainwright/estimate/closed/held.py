@@ -58,9 +58,9 @@ def _held_by_torch(anatomy: Anatomy, request: Request, whole: Parameters) -> Hel
         if request.recipe == "trainwright":
             del update["gradients"]
     if request.gradient_accumulation_steps > 1:
-        # FSDP2 keeps whole gradients in the dtype of the reduction until the last micro-batch.
+        # FSDP2 keeps whole gradients in the dtype of the reduction until the last micro-batch, or shards of them.
         carried = 4 if request.strategy == "fsdp2" else element
-        passing["gradients"] = carried * elements(whole.trained)
+        passing["gradients"] = carried * elements((found if request.sync_each_micro_batch else whole).trained)
     own = [element * prod(shape) for shape in found.trained]
     base = [BYTES[request.base_dtype] * prod(shape) for shape in found.frozen]
     static["rounding"] = rounding_bytes([*base, *own, *moments])

@@ -87,7 +87,7 @@ class Layouts:
         asked = asked_of(self.anatomy, request, there)
         first, last, evaluation = None, self._recording(asked, found), None
         if asked.accumulating and request.strategy == "fsdp2":
-            first = self._recording(replace(asked, accumulating=False, synchronizes=False), found)
+            first = self._recording(replace(asked, accumulating=False, synchronizes=asked.sync_each), found)
         elif asked.accumulating and request.strategy in ("single", "ddp"):
             first = last.as_first()
         if request.evaluation_batch_size is not None:
@@ -157,6 +157,7 @@ class Layouts:
             request.world_size,
             request.recipe,
             request.gradient_accumulation_steps > 1,
+            request.sync_each_micro_batch,
             request.compute_capability[0],
         )
         there = self._held.get(key)
@@ -185,6 +186,7 @@ def _evaluating(asked: Asked) -> Asked:
         training=False,
         checkpointing="none",
         accumulating=False,
+        sync_each=False,
         strategy={"ddp": "single", "zero1": "zero3", "zero2": "zero3"}.get(asked.strategy, asked.strategy),
         kept_bytes=0,
         alone=False,
@@ -222,6 +224,7 @@ def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
         recipe=request.recipe,
         training=True,
         accumulating=request.gradient_accumulation_steps > 1 and request.strategy not in ("zero2", "zero3"),
+        sync_each=request.sync_each_micro_batch,
         strategy=request.strategy,
         ranks=request.world_size if request.strategy == "fsdp2" else 1,
         kept_bytes=there.update.get("gradients", 0) if request.strategy in ("zero1", "zero2") else 0,

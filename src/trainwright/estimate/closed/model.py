@@ -11,7 +11,7 @@ from trainwright.estimate.closed.course import TURNING, Point, whole_course
 from trainwright.estimate.closed.families import forward_of
 from trainwright.estimate.closed.families.passing import Model, Stage
 from trainwright.estimate.closed.modules import Module
-from trainwright.estimate.closed.sharding import Sharding, Unit
+from trainwright.estimate.closed.sharding import Accumulated, Sharding, Unit
 from trainwright.estimate.closed.states import Parameters, elements
 from trainwright.estimate.closed.step import BYTES, Asked, Layer, Step, build_layer
 from trainwright.estimate.closed.tape import (
@@ -106,7 +106,10 @@ def _shard(tape: Tape, asked: Asked, model: Model) -> Sharding:
         stage.unit = Unit(weights, asked.ranks, policy, reshards=asked.reshards)
     rest = [weight for layer in (*model.outside, *model.aside) for weight in layer.parameters()]
     model.root = Unit(rest, asked.ranks, policy, reshards=False)
-    return Sharding(tape, asked.ranks, accumulated=asked.accumulating, synchronizes=asked.synchronizes)
+    there: Accumulated = "nothing"
+    if asked.accumulating:
+        there = "shards" if asked.sync_each else "whole"
+    return Sharding(tape, asked.ranks, there, synchronizes=asked.synchronizes)
 
 
 def _as_registered(layer: Layer, family: str) -> list[Module]:

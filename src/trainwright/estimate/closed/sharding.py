@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Literal
 
 from trainwright.estimate.closed.tape import FP32, Storage, Tape, Weight
 
 COMMUNICATION = "communication"
 GATHERED = "gathered weights"
+Accumulated = Literal["nothing", "whole", "shards"]
+"""Gradients of earlier micro-batches, in fp32: whole until this one reduces them, or reduced by each."""
 GATHERING, REDUCING = 1, 2
 """Streams: `all_gather_copy_in_stream` and `reduce_scatter_stream`."""
 
@@ -48,12 +51,10 @@ def _rows_of_rank(weight: Weight, ranks: int) -> int:
 class Sharding:
     """The order of gathering and reducing in one micro-step."""
 
-    def __init__(self, tape: Tape, ranks: int, *, accumulated: bool, synchronizes: bool) -> None:
-        self.tape, self.ranks = tape, ranks
-        self.accumulated = accumulated
-        """Whole gradients of earlier micro-batches are held in fp32 until this one reduces them."""
+    def __init__(self, tape: Tape, ranks: int, there: Accumulated, *, synchronizes: bool) -> None:
+        self.tape, self.ranks, self.there = tape, ranks, there
         self.synchronizes = synchronizes
-        """The last micro-batch of a step; another one leaves its gradients whole, in fp32."""
+        """This micro-batch reduces its gradients; another one leaves them whole, in fp32."""
         self.last_buffer: Storage | None = None
         self.reducing: Storage | None = None
         self.order: list[Unit] = []
@@ -92,7 +93,7 @@ class Sharding:
         """Let the weights go; reduce the gradients."""
         unit.reduced = True
         reached = [weight for weight in unit.trained if weight.gradient is not None]
-        if self.accumulated:
+        if self.there == "whole":
             for weight in reached:
                 weight.gradient = None
         _reshard(unit)
@@ -107,13 +108,15 @@ class Sharding:
         # `unsharded_grads.clear()`: a list lets go of its last first, but that one a loop's variable holds to the end.
         for weight in reversed(reached[:-1]):
             self._let_go(weight)
-        self.kept.append(Storage(tape, complex(unit.gradient_shard * FP32), "gradients", REDUCING))
+        reduced = Storage(tape, complex(unit.gradient_shard * FP32), "gradients", REDUCING)
         for weight in reached[-1:]:
             self._let_go(weight)
+        if self.there != "shards":  # else it is added to what is there, and goes with the call
+            self.kept.append(reduced)
 
     def _let_go(self, weight: Weight) -> None:
         weight.gradient = None
-        if self.accumulated:
+        if self.there == "whole":
             self.tape.given_back(complex(weight.elements * FP32), "gradients")
 
     def _keep_whole(self, unit: Unit) -> None:

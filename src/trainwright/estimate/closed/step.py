@@ -58,6 +58,8 @@ class Asked:
     """Gradients of an earlier micro-batch are there."""
     synchronizes: bool = True
     """FSDP2 reduces gradients, as it does in the last micro-batch of a step."""
+    sync_each: bool = False
+    """It does so in every one, and gradients of an earlier one are there as shards."""
     strategy: str
     ranks: int
     """That share the weights; 1 where the course does not depend on them."""

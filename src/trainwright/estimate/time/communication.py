@@ -64,7 +64,8 @@ def _copied_bytes(request: Request, tensors: Tensors) -> float:
             return (2 if request.recipe == "trainwright" else 4) * gradients
         case "fsdp2":
             gathers = steps * (2 if request.reshard_after_forward else 1)
-            return 2 * gathers * tensors.weights + tensors.updated + gradients
+            reductions = steps if request.sync_each_micro_batch else 1
+            return 2 * gathers * tensors.weights + reductions * (tensors.updated + gradients)
         case "fsdp1" | "zero1":
             return 2 * gradients
         case "zero2" | "zero3":
@@ -99,9 +100,10 @@ def _waited_s(request: Request, link: Link, rate: float, tensors: Tensors, pace:
             gathered, scattered = passed(tensors.weights, layers), passed(tensors.gradients, layers)
             again = gathered if request.reshard_after_forward else 0.0
             forward = _exposed_s(gathered, pace.forward_s, layers, taken)
-            # Gradients are scattered after the last micro-batch only, but by ZeRO-3, which keeps none of them whole.
+            # Gradients are scattered after the last micro-batch only, unless none of them is to be kept whole.
             last = _exposed_s(again + scattered, pace.backward_s, layers, taken)
-            other = again + (scattered if request.strategy == "zero3" else 0.0)
+            in_each = request.strategy == "zero3" or request.sync_each_micro_batch
+            other = again + (scattered if in_each else 0.0)
             return steps * forward + last + (steps - 1) * _exposed_s(other, pace.backward_s, layers, taken)
         case _:
             return 0.0

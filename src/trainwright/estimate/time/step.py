@@ -201,7 +201,8 @@ def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size, update: 
     update = update or UPDATES[request.optimizer]
     clipped = _CLIPPING_PASSES * width * own if request.max_grad_norm > 0 else 0.0
     copied = 2 * CAST_BYTES * own if masters else 0.0
-    accumulated = 3 * width * size.trained * (request.gradient_accumulation_steps - 1)
+    summed = own if request.sync_each_micro_batch else size.trained
+    accumulated = 3 * width * summed * (request.gradient_accumulation_steps - 1)
     seconds = (clipped + copied + accumulated) / speed.bandwidth.usual
     if request.offload == "none":
         seconds += update_s(update, anatomy, own, size.tensors, width, speed.bandwidth.usual, _LAUNCH_S[0])

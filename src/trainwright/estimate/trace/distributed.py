@@ -122,10 +122,10 @@ def shard(model: nn.Module, request: Request, mesh: Any) -> None:
     fully_shard(model, **options)
 
 
-def synchronize_in(model: nn.Module, *, last: bool) -> Any:
-    """Exchange gradients in the last micro-batch only; return the context of the micro-batch."""
+def synchronize_in(model: nn.Module, *, last: bool, each: bool) -> Any:
+    """Exchange gradients in the last micro-batch only, or in `each`; return the context of the micro-batch."""
     if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(last)
+        model.set_requires_gradient_sync(last or each)
     elif hasattr(model, "no_sync") and not last:
         return model.no_sync()
     return nullcontext()

@@ -137,7 +137,8 @@ def _step(
         tracker.phase = Phase("forward", step)
         batch = make_batch(request, config, request.micro_batch_size, pixels=pixels)
         tracker.label(batch.values(), "inputs")
-        with synchronize_in(model, last=index == request.gradient_accumulation_steps - 1):
+        last = index == request.gradient_accumulation_steps - 1
+        with synchronize_in(model, last=last, each=request.sync_each_micro_batch):
             loss = recipe.micro_step(model, batch)
             tracker.phase = Phase("backward", step)
             loss.backward()

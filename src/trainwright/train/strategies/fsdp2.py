@@ -31,14 +31,23 @@ class FullySharded(Replicated):
 
     passes_are_collective = True
 
-    def __init__(self, model: nn.Module, train: TrainSection, *, device: torch.device, precision: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        train: TrainSection,
+        *,
+        device: torch.device,
+        precision: str,
+        sync_each_micro_batch: bool = False,
+    ) -> None:
+        self._sync_each = sync_each_micro_batch
         shard(model, device=device, precision=precision)
         super().__init__(model, train, device=device, name="fsdp2", fp16=precision == "fp16")
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[None]:
-        """Reduce-scatter the gradients in the last micro-batch only."""
+        """Reduce-scatter gradients in the last micro-batch only, or in each; either way they add up in fp32."""
         assert isinstance(self.module, FSDPModule)
-        self.module.set_requires_gradient_sync(last)
+        self.module.set_requires_gradient_sync(last or self._sync_each)
         return nullcontext()
 
     def gather_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
