@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from trainwright.launch.contract import contract_of
 from trainwright.launch.failures import Failure
 from trainwright.launch.files.deepspeed import engine_config
 from trainwright.launch.less_memory import as_remembered, changed_plan, remedies, remember, smaller
-from trainwright.launch.resume import choose_start, is_finished
+from trainwright.launch.resume import Start, choose_start, is_finished
 from trainwright.launch.showing import tell
 from trainwright.launch.supervision import Ready, StopAsked, list_run, open_attempt, run_prepare
 from trainwright.out_of_memory import first_words
@@ -56,12 +55,11 @@ def make_ready(
         code = run_prepare(folder, stop)
         if code is not ExitCode.DONE:
             return code
-        contract = contract_of(job, remembered.layout, plan["learning_rate"], read_json(folder.prepared_json))
+        contract = _contract(folder, job, remembered.layout, plan)
         if resume is None and is_finished(folder, contract, allowed):
             tell(f"Already finished: {folder.final_model_dir} (`--fresh` trains again)")
             return ExitCode.DONE
-        choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
-        return Ready(remembered.layout, contract, choose(), choose, job.resources.hang_timeout_s)
+        return _ready(folder, job, remembered.layout, plan, resume, allowed)
 
 
 def make_ready_with_less_memory(
@@ -99,9 +97,26 @@ def make_ready_with_less_memory(
         tell(line)
     plan = changed_plan(plan, change)
     write_run_files(folder, job, plan)
-    contract = contract_of(job, change.layout, plan["learning_rate"], read_json(folder.prepared_json))
-    choose = partial(choose_start, folder, contract, resume=resume, allowed=allowed)
-    return Ready(change.layout, contract, choose(), choose, job.resources.hang_timeout_s)
+    return _ready(folder, job, change.layout, plan, resume, allowed)
+
+
+def _contract(folder: RunFolder, job: Job, layout: Layout, plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return contract_of(job, layout, plan["learning_rate"], read_json(folder.prepared_json))
+
+
+def _ready(
+    folder: RunFolder,
+    job: Job,
+    layout: Layout,
+    plan: Mapping[str, Any],
+    resume: str | None,
+    allowed: Collection[str],
+) -> Ready:
+    def choose() -> Start:
+        # Asked anew before each restart: the ranks will read the base model again, which may be another by then.
+        return choose_start(folder, _contract(folder, job, layout, plan), resume=resume, allowed=allowed)
+
+    return Ready(layout, _contract(folder, job, layout, plan), choose(), choose, job.resources.hang_timeout_s)
 
 
 def write_run_files(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> None:

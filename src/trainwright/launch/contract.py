@@ -7,10 +7,12 @@ import importlib.metadata
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainwright.job.schema import Job
 from trainwright.plan.layout import Layout
+from trainwright.runs.file_hashes import file_digests
 
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes")
 SCHEDULE = (
@@ -28,6 +30,8 @@ SCHEDULE = (
     "max_grad_norm",
     "drop_last",
 )
+PEAK = "peak learning rate"
+"""Follows from other keys, so that none can allow it alone."""
 
 
 class Level(enum.Enum):
@@ -35,17 +39,19 @@ class Level(enum.Enum):
 
     EXACT = "exact: the same weights as without the interruption"
     SAME_STEPS = "same samples and learning rate a step; sums may round differently"
+    OTHER_FILES = "same samples and learning rate a step, computed with other files than before, which stand below"
     EVERY_SAMPLE = "every sample once an epoch, learning rate by samples seen; steps are cut differently"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field that is not what the checkpoint was made under."""
+    """One field that is not what the checkpoint was made under; `consent` is the key that `--allow` takes for it."""
 
     key: str
     before: Any
     now: Any
+    consent: str | None = None
 
     def __str__(self) -> str:
         return f"{self.key}: {_short(self.before)} -> {_short(self.now)}"
@@ -53,11 +59,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The level that can be promised, the fields that differ, and those that refuse it."""
+    """The level that can be promised, the fields that differ, and those that refuse it.
+
+    `uncompared` are the keys of the job whose files are known on one side only.
+    """
 
     level: Level
     differences: tuple[Difference, ...]
     refused: tuple[Difference, ...]
+    uncompared: tuple[str, ...] = ()
 
 
 def contract_of(
@@ -65,7 +75,10 @@ def contract_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the fields that decide what a run computes, by what a change of them means for a resume.
 
-    `learning_rate` is the peak, after any scaling.
+    `learning_rate` is the peak, after any scaling; `prepared` is what prepared.json holds, whose files are hashed.
+
+    Raises:
+        UserError: one of the files cannot be read.
     """
     train = job.train
     model = job.model.model_dump(mode="json", exclude={"attn_implementation"})
@@ -85,8 +98,7 @@ def contract_of(
             **{f"version of {name}": version for name in PACKAGES if (version := _version(name))},
         },
         "batch": {"train.global_batch_size": train.global_batch_size},
-        "schedule": {f"train.{name}": getattr(train, name) for name in SCHEDULE}
-        | {"peak learning rate": learning_rate},
+        "schedule": {f"train.{name}": getattr(train, name) for name in SCHEDULE} | {PEAK: learning_rate},
         "fixed": {
             **_by_key("model", model),
             "task": job.task,
@@ -96,33 +108,69 @@ def contract_of(
             "train.seed": train.seed,
             "data": prepared["data_fingerprint"],
         },
+        "inputs": _inputs(prepared),
     }
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Collection[str]) -> Verdict:
     """Return what continuing under `now` keeps of a run made under `before`.
 
-    A change of the global batch or of the schedule needs the user's word for it (`allowed` keys); one of the data, the
-    model, the method or the optimizer is never taken.
+    A change of the global batch, of the schedule or of what a file holds needs the user's word for it (`allowed` keys);
+    one of the data, the model, the method or the optimizer is never taken.
     """
-    differences = {group: _differences(before.get(group, {}), now[group]) for group in now}
-    schedule = [difference for difference in differences["schedule"] if difference.key != "peak learning rate"]
+    before = {"inputs": {}, **before}
+    now = {"inputs": {}, **now}
+    differences = {
+        group: _differences(before.get(group, {}), now[group], allowable=group in ("batch", "schedule"))
+        for group in now
+        if group != "inputs"
+    }
+    inputs, uncompared = _compared_inputs(before["inputs"], now["inputs"])
+    schedule = [difference for difference in differences["schedule"] if difference.key != PEAK]
     if not schedule and not differences["batch"]:
         schedule = differences["schedule"]
-    unconsented = [d for d in schedule + differences["batch"] if d.key not in allowed]
+    unconsented = [d for d in schedule + differences["batch"] + inputs if d.consent not in allowed]
     by_steps = now["schedule"]["train.max_steps"] is not None
     uncountable = [d for d in differences["batch"] if by_steps and d not in unconsented]
     refused = differences["fixed"] + unconsented + uncountable
-    every = differences["fixed"] + differences["batch"] + schedule + differences["geometry"]
+    every = differences["fixed"] + differences["batch"] + schedule + inputs + differences["geometry"]
     if refused:
         level = Level.REFUSED
     elif schedule or differences["batch"]:
         level = Level.EVERY_SAMPLE
+    elif inputs:
+        level = Level.OTHER_FILES
     elif differences["geometry"]:
         level = Level.SAME_STEPS
     else:
         level = Level.EXACT
-    return Verdict(level, tuple(every), tuple(refused))
+    return Verdict(level, tuple(every), tuple(refused), uncompared)
+
+
+def _inputs(prepared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the files behind each key of the job hold, and what the model takes from its tokenizer."""
+    files: Mapping[str, Mapping[str, str]] = prepared.get("files", {})
+    digests = file_digests(Path(path) for found in files.values() for path in found.values())
+    inputs: dict[str, dict[str, Any]] = {
+        key: {
+            name: {"size_bytes": digest.size_bytes, "sha256": digest.sha256}
+            for name, path in found.items()
+            for digest in [digests[Path(path)]]
+        }
+        for key, found in files.items()
+    }
+    return inputs | ({"model.tokenizer": dict(prepared["token_ids"])} if "token_ids" in prepared else {})
+
+
+def _compared_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[Difference], tuple[str, ...]]:
+    """Return what differs in the files of each key, and the keys that are known on one side only."""
+    both = [key for key in now if key in before]
+    differences = [
+        Difference(f"{found.key} ({key})", found.before, found.now, key)
+        for key in both
+        for found in _differences(before[key], now[key], allowable=True)
+    ]
+    return differences, tuple(sorted({*before, *now} - set(both)))
 
 
 def _by_key(key: str, value: Any) -> dict[str, Any]:
@@ -132,11 +180,15 @@ def _by_key(key: str, value: Any) -> dict[str, Any]:
     return {path: leaf for name, inner in value.items() for path, leaf in _by_key(f"{key}.{name}", inner).items()}
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, allowable: bool) -> list[Difference]:
     # Through JSON, as the stored side went: a tuple there is a list.
     now = json.loads(json.dumps(now))
     keys = [*now, *(key for key in before if key not in now)]
-    return [Difference(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+    return [
+        Difference(key, before.get(key), now.get(key), key if allowable and key != PEAK else None)
+        for key in keys
+        if before.get(key) != now.get(key)
+    ]
 
 
 def _version(package: str) -> str | None:
@@ -147,5 +199,7 @@ def _version(package: str) -> str | None:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and value.keys() == {"size_bytes", "sha256"}:
+        return f"{value['size_bytes']:,} bytes, sha256 {str(value['sha256'])[:12]}"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

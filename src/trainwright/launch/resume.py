@@ -44,7 +44,7 @@ def is_finished(folder: RunFolder, contract: Mapping[str, Any], allowed: Collect
     verdict = compare(record["contract"], contract, allowed)
     if verdict.level is Level.REFUSED:
         raise _refusal("the finished run", folder, verdict)
-    return verdict.level in (Level.EXACT, Level.SAME_STEPS)
+    return verdict.level in (Level.EXACT, Level.SAME_STEPS, Level.OTHER_FILES)
 
 
 def choose_start(
@@ -67,6 +67,10 @@ def choose_start(
     lines.append(f"Resuming from {path.name} (step {manifest.step:,}, {seen:,} samples seen)")
     lines.append(f"Contract: {verdict.level.value}")
     lines += [f"  {difference}" for difference in verdict.differences]
+    if verdict.uncompared:
+        files = ", ".join(verdict.uncompared)
+        lines.append(f"  not compared: the files of {files} (no hash of them was kept, or they are not here now)")
+        lines.append("  so the contract holds if they are unchanged")
     return Start(path, manifest.step, tuple(lines))
 
 
@@ -95,10 +99,10 @@ def _checkpoint(folder: RunFolder, resume: str | None) -> tuple[Path | None, Man
 
 
 def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:
-    consentable = [d.key for d in verdict.refused if d.key.startswith("train.") and d.key not in FIXED_TRAIN_KEYS]
+    consents = list(dict.fromkeys(d.consent for d in verdict.refused if d.consent is not None))
     hints = []
-    if consentable and len(consentable) == len(verdict.refused):
-        hints.append("to go on all the same: " + " ".join(f"--allow {key}" for key in consentable))
+    if all(difference.consent is not None for difference in verdict.refused):
+        hints.append("to go on all the same: " + " ".join(f"--allow {key}" for key in consents))
     if any(difference.key == "train.global_batch_size" for difference in verdict.refused):
         hints.append("with train.max_steps the end would move: give train.num_train_epochs instead")
     if any(difference.key == "data" for difference in verdict.refused):
@@ -112,6 +116,3 @@ def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:
         problems=[str(difference) for difference in verdict.refused],
         hints=hints,
     )
-
-
-FIXED_TRAIN_KEYS = ("train.optim", "train.seed")

@@ -1,5 +1,7 @@
 """`python -m trainwright.train.prepare RUN_DIR`: tokenizer and token caches, once, before any process group exists.
 
+The base model's files are hashed meanwhile, and those of the hub fetched first where they are not here.
+
 Nothing is done twice: a prepared.json made from the same data, tokenizer and settings stands; else a cache that another
 run made from the same is taken. torch and transformers are loaded only when prepared.json does not stand.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -21,11 +24,12 @@ from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.storage import storage_errno
 from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.data import cache
-from trainwright.train.data.request import data_request, sha256_of
+from trainwright.train.data.request import data_request, sha256_of, task_file
 from trainwright.train.data.tokenizer import folder_sha256
+from trainwright.train.inputs import base_folder, deciding_files, read_once, token_ids
 from trainwright.train.stopping import STOP_SIGNALS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def prepare(run_dir: Path) -> dict[str, Any]:
@@ -38,14 +42,51 @@ def prepare(run_dir: Path) -> dict[str, Any]:
     folder = RunFolder(run_dir)
     job = Job.model_validate(read_json(folder.resolved_json))
     request = data_request(job)
-    prepared = _standing(folder, sha256_of(request))
-    if prepared is not None:
+    standing = _standing(folder, sha256_of(request))
+    base = _Base(job, standing)
+    base.start()
+    prepared = standing if standing is not None else _make(folder, job, request)
+    base.join(timeout=1.0)
+    if base.is_alive():
+        _say("base model: its files are fetched where they are not here, and hashed, so that a resume can compare them")
+        base.join()
+    prepared = prepared | base.found()
+    if prepared != standing:
+        write_json_atomic(folder.prepared_json, prepared)
+    if standing is not None:
         _say(f"data: prepared before; {_totals(prepared)}")
-        return prepared
-    prepared = _make(folder, job, request)
-    write_json_atomic(folder.prepared_json, prepared)
-    _say(_summary(prepared, time.monotonic() - began))
+    else:
+        _say(_summary(prepared, time.monotonic() - began))
     return prepared
+
+
+class _Base(threading.Thread):
+    """Finds, fetches and hashes the base's files while the data are tokenized.
+
+    A daemon: data that cannot be used are told at once, not after the rest of a download.
+    """
+
+    def __init__(self, job: Job, standing: dict[str, Any] | None) -> None:
+        super().__init__(daemon=True)
+        self._job = job
+        self._commit: str | None = standing["model_commit"] if standing is not None else None
+        self._found: dict[str, Any] = {}
+        self._error: UserError | None = None
+
+    def run(self) -> None:
+        try:
+            base, commit = base_folder(self._job, self._commit)
+            files = deciding_files(self._job, base, task_file(self._job.task))
+            read_once(files)
+            self._found = {"model_commit": commit, "files": files}
+        except UserError as error:
+            self._error = error
+
+    def found(self) -> dict[str, Any]:
+        """Return what prepared.json says of them, once the thread has ended; UserError if one cannot be read."""
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 def main(arguments: list[str]) -> int:
@@ -110,6 +151,7 @@ def _make(folder: RunFolder, job: Job, request: dict[str, Any]) -> dict[str, Any
         "request_sha256": sha256_of(request),
         "tokenizer_dir": str(folder.tokenizer_dir),
         "tokenizer_sha256": folder_sha256(folder.tokenizer_dir),
+        "token_ids": token_ids(tokenizer),
         "train": parts["train"],
         "eval": parts.get("eval"),
         "report": {"tokenizer": note, "eval": None} | {name: meta.report for name, meta in metas.items()},

@@ -51,6 +51,10 @@ def run_rank(run_dir: Path, stop: StopRequest) -> ExitCode:
     folder = RunFolder(run_dir)
     job = Job.model_validate(read_json(folder.resolved_json))
     plan, prepared = read_json(folder.plan_json), read_json(folder.prepared_json)
+    if prepared["model_commit"] is not None:
+        # The hub may have a newer one by now; a run goes on with the base that it began with.
+        pinned = job.model.model_copy(update={"revision": prepared["model_commit"]})
+        job = job.model_copy(update={"model": pinned})
     assignment = Assignment.from_environment(plan["layout"])
     start = read_json(folder.attempt_dir(assignment.attempt) / "start.json")
     device = open_device(assignment)

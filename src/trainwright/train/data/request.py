@@ -50,7 +50,7 @@ def data_request(job: Job) -> dict[str, Any]:
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
         "task": job.task,
         "task_options": job.task_options,
-        "task_source": _task_source(job.task),
+        "task_source": _sha256(task_file(job.task)),
         "tokenizer": identity(job),
         "train": _contents(data.path, data.split),
         "eval": None if data.eval_path is None else _contents(data.eval_path, data.split),
@@ -77,8 +77,8 @@ def _contents(path_or_name: str, split: str) -> dict[str, Any]:
     return {"kind": source.kind, "sha256": source.digests()}
 
 
-def _task_source(task: str) -> str | None:
-    """Return the sha256 of the file that holds a user's own task, found but not run; None for the built-in ones."""
+def task_file(task: str) -> Path | None:
+    """Return the file that holds a user's own task, found but not run; None for the built-in ones."""
     if task in BUILT_IN_TASKS or ":" not in task:
         return None
     here = str(Path.cwd())
@@ -88,6 +88,8 @@ def _task_source(task: str) -> str | None:
         spec = importlib.util.find_spec(task.split(":")[0])
     except ModuleNotFoundError:
         return None  # load_task says so, with what to do
-    if spec is None or spec.origin is None:
-        return None
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _sha256(path: Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
