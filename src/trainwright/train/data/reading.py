@@ -18,7 +18,7 @@ Row = dict[str, object]
 Located = tuple[str, Row]
 """A row and where it stands: `train.jsonl:12`, or `train.parquet: row 12` in files that have no lines."""
 
-LONGEST_LINE_BYTES = 8 * 1024 * 1024
+LONGEST_LINE_BYTES = columnar.LARGEST_ROW_BYTES
 """A longer line is a mistake in the data more often than a row, and would have to be held in memory whole."""
 _PEEKED_ROWS = 100
 
