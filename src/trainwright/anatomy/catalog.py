@@ -7,8 +7,6 @@ influence on the number of parameters (window, dropout) are not checked by it.
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trainwright.anatomy import read_config
 from trainwright.anatomy.config import TRACE_HINT, Config
 from trainwright.errors import ExitCode, UserError
+from trainwright.model_folder import CONFIG, read_model_config
 
 
 class _Entry(BaseModel):
@@ -83,7 +82,7 @@ def config_of(model: str) -> Config:
         UserError: the name is unknown, the file unreadable, or the family not described.
     """
     if Path(model).is_dir():
-        return read_config(_read_json(Path(model) / "config.json"))
+        return read_config(read_model_config(Path(model) / CONFIG))
     entry = find(model)
     if entry is None:
         near = difflib.get_close_matches(model.lower(), _by_name(), n=3)
@@ -95,20 +94,6 @@ def config_of(model: str) -> Config:
             exit_code=ExitCode.MISSING,
         )
     return read_config(entry.config)
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} has no config.json", hints=["name the folder of a model"], exit_code=ExitCode.MISSING
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return content
 
 
 @cache

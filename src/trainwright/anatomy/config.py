@@ -19,6 +19,10 @@ TRACE_HINT = "a family that is not known here is measured by the traced step, wh
 _Config = TypeVar("_Config", bound="Config")
 
 
+class ImpossibleConfigError(UserError):
+    """Dimensions that no model has, as against a feature that is not described here."""
+
+
 def derived(rule: Callable[[Any], Any], default: Any = None) -> Any:
     """A field that follows from the others where config.json leaves it out (then `default`, if any) or says null."""
     return dataclasses.field(default=default, metadata={"rule": rule})
@@ -71,12 +75,16 @@ def read_fields(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
             problems.append(f"{spelling}: {problem}, not {value!r}")
         (plain if spelling == name else aliased)[name] = value
     if problems:
-        raise UserError(f"config.json of a `{kind.model_type}` model has impossible values", problems=problems)
+        raise ImpossibleConfigError(
+            f"config.json of a `{kind.model_type}` model has impossible values", problems=problems
+        )
     # transformers sets aliases after it has derived the other fields: T5 with `num_hidden_layers` alone keeps 6 decoder
     # layers.
     config = dataclasses.replace(kind(**plain), **aliased)
     if found := config.problems():
-        raise UserError(f"config.json of a `{kind.model_type}` model has impossible dimensions", problems=found)
+        raise ImpossibleConfigError(
+            f"config.json of a `{kind.model_type}` model has impossible dimensions", problems=found
+        )
     return config
 
 

@@ -16,6 +16,7 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.asked import Evaluation
 from trainwright.evaluate.replicas import Spread
 from trainwright.hardware.inventory import Inventory
+from trainwright.model_folder import CONFIG, read_model_config, require_whole
 
 PROBE = "trainwright.evaluate.workers.probe"
 PROBE_TIMEOUT_S = 120
@@ -125,6 +126,12 @@ def _model(asked: Evaluation) -> Iterator[Check]:
         elif not any(folder.glob("*.safetensors")):
             yield Check("problem", f"{folder} has no .safetensors weights", "save the model with safe serialization")
         else:
+            try:
+                read_model_config(folder / CONFIG)
+                require_whole(folder)
+            except UserError as error:
+                yield Check("problem", "; ".join([error.message, *error.problems]), "; ".join(error.hints))
+                return
             yield Check("ok", f"{folder} holds a model")
     elif asked.model.startswith(("/", "./", "../", "~")) or asked.model.count("/") > 1:
         yield Check("problem", f"there is no folder {asked.model}", "name a folder, or OWNER/NAME of the hub")

@@ -11,10 +11,12 @@ from typing import Any
 from trainwright.anatomy import Anatomy, anatomy, read_config
 from trainwright.anatomy.adapters import Lora, adapter_parameters
 from trainwright.anatomy.catalog import find
+from trainwright.anatomy.config import ImpossibleConfigError
 from trainwright.anatomy.parameters import trainable_parameters
 from trainwright.anatomy.quantized import quantized_matrices
 from trainwright.errors import UserError
 from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
+from trainwright.model_folder import CONFIG, read_model_config, require_plain, require_whole
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,14 @@ class NoEstimate:
 
 
 def model_of(job: Job) -> PlannedModel | NoEstimate:
-    """Return the dimensions of the job's model, or why they are not known."""
+    """Return the dimensions of the job's model, or why they are not known.
+
+    Raises:
+        UserError: the model's files are broken, so that nothing can be made of them; with their names.
+    """
     if not job.model.is_named:
         return NoEstimate("the job names no model, and what its script computes is not known")
+    _require_usable(job)
     if job.task not in BUILT_IN_TASKS:
         return NoEstimate(f"what a step of the task `{job.task}` computes is not known")
     try:
@@ -46,6 +53,14 @@ def model_of(job: Job) -> PlannedModel | NoEstimate:
             )
         from_scratch = job.model.from_scratch is not None
         return PlannedModel(raw, anatomy(read_config(raw, from_scratch=from_scratch)))
+    except ImpossibleConfigError as error:
+        if job.model.name is None:
+            raise
+        raise UserError(
+            f"{Path(job.model.name) / CONFIG}: {error.message}",
+            problems=error.problems,
+            hints=["correct these values, or name another model"],
+        ) from error
     except UserError as error:
         return NoEstimate(error.message)
 
@@ -63,15 +78,24 @@ def what_stays_unpacked(job: Job, model: PlannedModel) -> str | None:
     )
 
 
+def _require_usable(job: Job) -> None:
+    """Check what is here of the model, whoever will load it: its config, and the length of its weights.
+
+    Raises:
+        UserError: with the file's name.
+    """
+    if job.model.from_scratch is not None:
+        require_plain(job.model.from_scratch.dimensions, "model.from_scratch.dimensions")
+    for name in (job.model.name, job.method.adapter):
+        if name is not None and _is_file(Path(name) / CONFIG):
+            read_model_config(Path(name) / CONFIG)
+        if name is not None and _is_folder(Path(name)):
+            require_whole(Path(name))
+
+
 def _named(name: str) -> dict[str, Any] | None:
-    if _is_file(config := Path(name) / "config.json"):
-        try:
-            content = json.loads(config.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{config} is no JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise UserError(f"{config} holds no JSON object")
-        return content
+    if _is_file(config := Path(name) / CONFIG):
+        return read_model_config(config)
     entry = find(name)
     return None if entry is None else dict(entry.config)
 
@@ -80,6 +104,13 @@ def _is_file(path: Path) -> bool:
     """Say whether there is such a file: a name that no file system takes is one on the hub, or a mistake."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
     except OSError:
         return False
 
@@ -100,7 +131,7 @@ def _vocabulary(job: Job) -> int:
         content = json.loads(file.read_text(encoding="utf-8"))
         words = content["model"]["vocab"]
         added = {entry["id"] for entry in content.get("added_tokens", ())}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"the size of the vocabulary is not known: {file} cannot be read") from None
     ids = set(words.values()) if isinstance(words, dict) else set(range(len(words)))
     return len(ids | added)
@@ -108,7 +139,10 @@ def _vocabulary(job: Job) -> int:
 
 def checkpoint_bytes(job: Job) -> int | None:
     """Return the size of a checkpoint: weights (adapters alone under LoRA) and two moments in fp32; None: not known."""
-    model = model_of(job)
+    try:
+        model = model_of(job)
+    except UserError:
+        return None  # the plan and the check of the model's files say why
     if isinstance(model, NoEstimate):
         return None
     method, anatomy = job.method, model.anatomy

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.model_folder import loading_errors, require_safe
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.train.data.tokenizer import ensure_pad_token, load_tokenizer
 
@@ -83,11 +84,12 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 def _load(model_dir: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
+    require_safe(str(model_dir))
     tokenizer = load_tokenizer(str(model_dir))
     ensure_pad_token(tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(model_dir, use_safetensors=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except loading_errors() as error:
         raise UserError(
             f"no causal language model can be loaded from {model_dir}: {str(error).strip().splitlines()[0]}",
             hints=["name the final_model folder of a finished run"],

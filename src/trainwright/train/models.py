@@ -13,6 +13,8 @@ from torch import nn
 
 from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.job.schema import Job, MethodSection
+from trainwright.model_folder import loading_errors, require_safe, require_whole
+from trainwright.out_of_memory import is_out_of_memory
 from trainwright.train.precision import COMPUTE_DTYPES
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -113,7 +115,9 @@ def _from_scratch(job: Job, auto_class: str, tokenizer: Any, dtype: torch.dtype,
             model: nn.Module = getattr(transformers, auto_class).from_config(
                 config, dtype=dtype, **_attention(job), trust_remote_code=False
             )
-    except (ValueError, TypeError) as error:
+    except loading_errors() as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"model.from_scratch: transformers refuses these dimensions: {error}",
             hints=["hidden_size must be a multiple of num_attention_heads, and the like"],
@@ -125,6 +129,7 @@ def _from_pretrained(job: Job, auto_class: str, dtype: torch.dtype, on_meta: boo
     import transformers
 
     name, revision = str(job.model.name), job.model.revision
+    require_safe(name, revision)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False, **_attention(job)}
     try:
         if on_meta:
@@ -137,7 +142,9 @@ def _from_pretrained(job: Job, auto_class: str, dtype: torch.dtype, on_meta: boo
         if job.method.type == "qlora":
             options["quantization_config"] = _nf4(dtype)
         model = getattr(transformers, auto_class).from_pretrained(name, dtype=dtype, use_safetensors=True, **options)
-    except (OSError, ValueError) as error:
+    except loading_errors() as error:
+        if is_out_of_memory(error):
+            raise
         where = f"folder {name}" if Path(name).is_dir() else f"`{name}`"
         raise UserError(
             f"the model cannot be loaded from {where}: {str(error).strip().splitlines()[0]}",
@@ -221,6 +228,7 @@ def _with_adapter(model: nn.Module, adapter: str) -> nn.Module:
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
     if missing:
         raise _no_adapter(adapter, f"{folder} has no {' and no '.join(missing)}")
+    require_whole(folder)
     return PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
 from trainwright.launch.planning import samples_in
 from trainwright.launch.running import plan_here
+from trainwright.model_folder import CONFIG, read_model_config, require_whole, wanted_files
 from trainwright.plan.choose import Plan
 from trainwright.plan.model import checkpoint_bytes
 from trainwright.runs.folder import RunFolder
@@ -157,43 +156,18 @@ def model_files(job: Job) -> Iterator[Checked]:
     if not folder.is_dir():
         yield from _on_hub(name)
         return
-    missing = [wanted for wanted in _wanted_files(folder) if not (folder / wanted).is_file()]
+    try:
+        wanted = wanted_files(folder)
+        read_model_config(folder / CONFIG)
+        require_whole(folder)
+    except UserError as error:
+        yield _refused("model", error)
+        return
+    missing = [name for name in wanted if not (folder / name).is_file()]
     if missing:
         yield problem("model", f"{folder} lacks {', '.join(missing)}", "copy or download the model again")
         return
-    for path in sorted(folder.glob("*.safetensors")):
-        if (why := _cut_short(path)) is not None:
-            yield problem("model", f"{path} is incomplete: {why}", "copy or download it again")
-            return
     yield ok("model", f"{folder}: config and weights are complete")
-
-
-def _wanted_files(folder: Path) -> list[str]:
-    wanted = ["config.json"]
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [*wanted, "model.safetensors"]
-    try:
-        return [*wanted, *sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return [*wanted, f"a readable {index.name}"]
-
-
-def _cut_short(path: Path) -> str | None:
-    """Compare a safetensors file's length with what its header says (8 bytes of header length, header, tensors)."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-        if 8 + length > size:
-            return f"it has {size:,} bytes, less than its own header"
-        try:
-            entries = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for key, entry in entries.items() if key != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError):
-            return "its header cannot be read"
-    whole = 8 + length + max(ends, default=0)
-    return None if size == whole else f"it has {size:,} bytes of {whole:,}"
 
 
 def _on_hub(name: str) -> Iterator[Checked]:

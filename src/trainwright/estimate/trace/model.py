@@ -14,6 +14,7 @@ from torch import nn
 from trainwright.errors import UserError
 from trainwright.estimate.request import Request
 from trainwright.estimate.trace import experts, flash_attention, fused, losses, quantized
+from trainwright.model_folder import require_plain
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "uint8": torch.uint8}
 PEFT_TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
@@ -30,6 +31,7 @@ def build_config(request: Request, *, layers: int | None = None) -> Any:
     import huggingface_hub.errors
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    require_plain(request.config, "config")
     model_type = request.config["model_type"]
     if model_type not in CONFIG_MAPPING:
         import transformers

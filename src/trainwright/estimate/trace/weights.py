@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from trainwright.errors import UserError
+from trainwright.model_folder import cut_short
+
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -31,6 +34,8 @@ class SafeOpen:
     made_in: Any = None
 
     def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> None:
+        if (why := cut_short(Path(filename))) is not None:
+            raise UserError(f"{filename} is incomplete: {why}", hints=["copy or download it again"])
         with Path(filename).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))

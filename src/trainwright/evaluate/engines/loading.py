@@ -17,6 +17,8 @@ from trainwright.evaluate.engines.engine import EngineSettings, Placement
 from trainwright.hardware.host import read_host
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import GIB
+from trainwright.model_folder import loading_errors, require_safe
+from trainwright.out_of_memory import is_out_of_memory
 from trainwright.plan.modes import answer_dtype
 
 _DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,6 +51,7 @@ def load(settings: EngineSettings) -> Loaded:
     name = str(Path(settings.model).expanduser()) if Path(settings.model).expanduser().is_dir() else settings.model
     choice = answer_dtype(_device(settings.devices), settings.dtype)
     _refuse_pickled_adapter(Path(name))
+    require_safe(name, settings.revision)
     tokenizer = _loaded(settings, AutoTokenizer, name)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -86,7 +89,9 @@ def _loaded(settings: EngineSettings, kind: Any, name: str, **options: Any) -> A
             hints=out_of_memory_hints(settings.devices),
             exit_code=ExitCode.OUT_OF_MEMORY,
         ) from error
-    except (OSError, ValueError, KeyError) as error:
+    except loading_errors() as error:
+        if is_out_of_memory(error):
+            raise
         where = f"the folder {name}" if Path(name).is_dir() else f"`{name}`"
         what = "tokenizer" if kind is AutoTokenizer else "model"
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,6 +13,7 @@ from vllm import LLM, SamplingParams
 
 from trainwright.evaluate.engines.encoding import Encoder
 from trainwright.evaluate.engines.engine import EngineSettings, Generated
+from trainwright.model_folder import require_safe
 
 _DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -24,6 +25,7 @@ class VllmEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         assert isinstance(settings.devices, tuple), "vLLM is chosen on CUDA alone"
+        require_safe(settings.model, settings.revision)
         self._llm: Any = LLM(
             model=settings.model,
             revision=settings.revision,

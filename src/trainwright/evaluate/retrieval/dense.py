@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.evaluate.retrieval.passages import Passage, PassageFile
 from trainwright.launch.showing import tell
+from trainwright.model_folder import CONFIG, read_model_config, require_whole
 from trainwright.runs.kill_domain import die_with_launcher
 
 if TYPE_CHECKING:
@@ -138,6 +139,9 @@ def find_encoder(name: str) -> Path:
                 hints=["save it again with sentence-transformers, which writes safetensors", "or take another encoder"],
                 exit_code=ExitCode.MISSING,
             )
+    for config in sorted(folder.rglob(CONFIG)):
+        read_model_config(config)
+        require_whole(config.parent)
     return folder.resolve()
 
 

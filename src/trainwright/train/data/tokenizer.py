@@ -12,6 +12,7 @@ from typing import Any
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import Job, TrainTokenizer
+from trainwright.model_folder import loading_errors
 from trainwright.runs.writing import TEMPORARY_PREFIX
 
 SAMPLED_ROWS = 200_000
@@ -68,7 +69,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
             revision=revision,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except loading_errors() as error:
         where = f"the folder {name}" if Path(name).expanduser().is_dir() else f"`{name}`"
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
