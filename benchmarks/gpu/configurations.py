@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from trainwright.anatomy import catalog, read_config
+from trainwright.job.padding import needs_padding_mask
 
 TOKEN_IDS = {"pad_token_id": 0, "eos_token_id": 1}
 """Those of the stand-in for a tokenizer in steps.py; the workers write them into the config of a model from scratch."""
@@ -66,8 +67,13 @@ class Configuration:
         """Samples in one optimizer step."""
         return self.micro_batch * self.accumulation * self.ranks
 
-    def request(self, **device: Any) -> dict[str, Any]:
-        """Return the Request as data; `device` are its fields on the device."""
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the workers give an attention mask; those of 2026-11 always did, whose rows are in `results`."""
+        return self.task == "seq2seq" or needs_padding_mask(self.config)
+
+    def request(self, **more: Any) -> dict[str, Any]:
+        """Return the Request as data, with `more` of its fields, such as those of the device."""
         seq2seq = self.task == "seq2seq"
         method = {"type": self.method, "r": self.r, "dropout": self.dropout, "targets": self.targets}
         return {
@@ -83,7 +89,7 @@ class Configuration:
             "gradient_checkpointing": "non_reentrant" if self.checkpointing else "none",
             "strategy": self.strategy,
             "world_size": self.ranks,
-            **device,
+            **more,
         }
 
     def job(self, steps: int, model_folder: str | None) -> dict[str, Any]:

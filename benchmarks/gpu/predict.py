@@ -35,7 +35,9 @@ def predict(
 ) -> dict[str, Any]:
     """Return all predictions for a GPU of the catalogue, or for the CPU; `python` is whose libraries are traced."""
     gpu = catalog.find(gpu_key) if gpu_key else None
-    requests = [configuration.request(**_device(gpu)) for configuration in configurations]
+    requests = [
+        configuration.request(padding_mask=configuration.needs_mask, **_device(gpu)) for configuration in configurations
+    ]
     traced = _trace(requests, python, processes)
     rows = [
         {

@@ -52,6 +52,7 @@ from trainwright.train.sections import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task
+from trainwright.train.tasks.protocol import use_config
 from trainwright.train.worker import build_assigned, hand_to_strategy
 
 STEPS = 5
@@ -124,6 +125,7 @@ class Rank:
         if configuration.method != "full" and importlib.util.find_spec("bitsandbytes"):
             importlib.import_module("bitsandbytes")  # as peft does where it is installed
         model = self._build() if self.model is None else self.model
+        use_config(self.task, model.config.to_dict())
         count = count_parameters(model)
         strategy = hand_to_strategy(model, self.job, self.assignment, ranks, RunFolder(self.folder))
         if self.model is not None:

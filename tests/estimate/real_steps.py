@@ -67,7 +67,7 @@ def step_of_the_workers(request: Request) -> dict[str, int]:
 
     device = torch.device("cpu")
     config = build_config(request)
-    answers = Answers(mask_is_full=request.batch == "full", learned_share=1.0)
+    answers = Answers(mask_is_full=request.seen_batch == "full", learned_share=1.0)
     tracker = Tracker("cpu", answers, capability=None, vocabulary=None)
     train = {"max_grad_norm": request.max_grad_norm}
     job = Job.model_validate({"name": "step", "model": {"name": "none"}, "train": train})

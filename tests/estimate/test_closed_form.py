@@ -41,6 +41,8 @@ def asked(config: dict[str, Any], model_type: str | None = None, **values: Any) 
 CASES: dict[str, dict[str, Any]] = {
     "full": asked(DEEP),
     "full, padded": asked(DEEP, batch="padded"),
+    "full, padded, no mask": asked(DEEP, batch="padded", padding_mask=False),
+    "full, eager, no mask": asked(DEEP, attention="eager", batch="padded", padding_mask=False),
     "full, packed": asked(DEEP, batch="packed"),
     "full, checkpointed": asked(DEEP, **CHECKPOINTED),
     "full, accumulated": asked(DEEP, gradient_accumulation_steps=3),

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qlora": request(batch="full", method={"type": "qlora", "r": 8}),
     "8-bit optimizer": request(batch="full", optimizer="adamw_8bit"),
     "padded": request(batch="padded"),
+    "padded, no mask": request(batch="padded", padding_mask=False),
     "eager": request(batch="full", attention="eager"),
     "deep, expandable": request(DEEP, **CHECKPOINTED, expandable_segments=True),
     "too small": request(batch="full", capacity_bytes=32 << 20),
@@ -115,6 +116,8 @@ def test_attention_kernel_follows_from_the_batch(answers: dict[str, dict[str, An
     """Flash attention takes no mask: a padded batch falls back to the memory-efficient kernel, as on a GPU."""
     assert answers["full"]["attention_kernels"].keys() == {"flash"}
     assert answers["padded"]["attention_kernels"].keys() == {"efficient"}
+    assert answers["padded, no mask"]["attention_kernels"].keys() == {"flash"}
+    assert peak(answers["padded, no mask"]) < peak(answers["full"]) < peak(answers["padded"])
     assert answers["eager"]["attention_kernels"] == {}
     assert peak(answers["eager"]) > peak(answers["full"])
 

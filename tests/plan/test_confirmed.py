@@ -83,9 +83,9 @@ def share(plan: Plan, request: Request, way: Callable[..., Memory]) -> float:
 
 
 def test_what_a_replay_refuses_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 x 32 would pass by the quick estimate; an H100 has run out of memory with it."""
-    quick = by_quick_estimate(tmp_path, monkeypatch, "data.max_length=1024")
-    plan = planned(tmp_path, "h100-80gb:1", None, "data.max_length=1024")
+    """16 x 32 would pass by the quick estimate; an H100 has run out of memory with such a batch of 1,024 and a mask."""
+    quick = by_quick_estimate(tmp_path, monkeypatch, "data.max_length=1056")
+    plan = planned(tmp_path, "h100-80gb:1", None, "data.max_length=1056")
     assert quick.layout.micro_batch_size == 16 and plan.layout.micro_batch_size == 8
     refused, taken = quick.ranked[0].request, plan.ranked[0].request
     assert share(plan, refused, memory) < 0.95 < share(plan, refused, replayed)
@@ -94,8 +94,8 @@ def test_what_a_replay_refuses_is_not_planned(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_only_the_quick_estimate_refuses_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = by_quick_estimate(tmp_path, monkeypatch, "data.max_length=4096")
-    plan = planned(tmp_path, "h100-80gb:1", None, "data.max_length=4096")
+    quick = by_quick_estimate(tmp_path, monkeypatch, "data.max_length=4608")
+    plan = planned(tmp_path, "h100-80gb:1", None, "data.max_length=4608")
     assert plan.layout.micro_batch_size > quick.layout.micro_batch_size
     taken = plan.ranked[0].request
     assert share(plan, taken, replayed) < 0.95 < share(plan, taken, memory)

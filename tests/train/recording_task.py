@@ -20,13 +20,12 @@ class Recording(CausalLM):
 
     def __init__(self, job: Job, tokenizer: Any, *, pause_s: float) -> None:
         super().__init__(job, tokenizer)
-        self._pause_s = pause_s
+        self._pause_s, self._pad = pause_s, tokenizer.pad_token_id
 
     def loss_sum(self, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of causal-lm."""
         if model.training:
-            shown = zip(batch["input_ids"], batch["attention_mask"], strict=True)
-            rows = [tokens[mask.bool()].tolist() for tokens, mask in shown]
+            rows = [tokens[tokens != self._pad].tolist() for tokens in batch["input_ids"]]
             name = f"shown-{os.environ['TRAINWRIGHT_ATTEMPT']}-{os.environ['RANK']}.jsonl"
             with (Path(sys.argv[1]) / name).open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -63,6 +63,9 @@ class Request:
     """Of the responses of an encoder-decoder; None: as long as the prompts."""
     batch: Literal["full", "padded", "packed"] = "padded"
     """Rows of one length without padding; rows of several lengths; documents packed behind each other."""
+    padding_mask: bool = True
+    """Rows come with an attention mask, as most trainers give one; False: without, as the workers leave it out where
+    causal attention makes it void (`job.padding`)."""
     learned_share: float = 1.0
     """Share of the positions that count in the loss."""
     gradient_accumulation_steps: int = 1
@@ -131,6 +134,16 @@ class Request:
         if "compute_capability" in values:
             values["compute_capability"] = tuple(values["compute_capability"])
         return Request(**values)
+
+    @property
+    def seen_batch(self) -> Literal["full", "padded", "packed"]:
+        """The batch as the model sees it, which takes padding for tokens where no mask says otherwise."""
+        return "full" if self.batch == "padded" and not self.padding_mask else self.batch
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether an attention mask is among the inputs; transformers' collators give none to rows without padding."""
+        return self.padding_mask and self.batch != "packed" and (self.batch == "padded" or self.recipe == "trainwright")
 
     @property
     def base_dtype(self) -> str:

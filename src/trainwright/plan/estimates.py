@@ -17,6 +17,7 @@ from trainwright.estimate.time import RunTime, run_time, step_time, why_not
 from trainwright.hardware import catalog
 from trainwright.hardware.inventory import Device, Host
 from trainwright.hardware.reading import GIB, NotAvailable
+from trainwright.job.padding import needs_padding_mask
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
 from trainwright.plan.capacity import Capacity, capacity_of
@@ -122,6 +123,7 @@ def request_of(job: Job, model: PlannedModel, layout: Layout, devices: tuple[Dev
         sequence_length=job.data.max_length,
         target_length=job.data.max_length if seq2seq else None,
         batch="packed" if job.data.packing else "padded",
+        padding_mask=seq2seq or needs_padding_mask(model.config),
         gradient_accumulation_steps=layout.gradient_accumulation_steps,
         gradient_checkpointing="non_reentrant" if layout.gradient_checkpointing else "none",
         attention=_ATTENTION[job.model.attn_implementation],

@@ -39,6 +39,7 @@ from trainwright.train.stopping import StopRequest
 from trainwright.train.stopwatch import Stopwatch
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task
+from trainwright.train.tasks.protocol import use_config
 from trainwright.train.tracking import Tracking
 
 
@@ -114,6 +115,7 @@ def _train(
 
     with RunningOut("starting", ranks.device):
         model = build_assigned(job, task.auto_model_class(), tokenizer, assignment, ranks)
+        use_config(task, model.config.to_dict())
         count = count_parameters(model)
         strategy = hand_to_strategy(model, job, assignment, ranks, folder)
         found = _require_as_planned(strategy, assignment, ranks)

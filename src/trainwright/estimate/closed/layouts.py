@@ -105,13 +105,13 @@ class Layouts:
         return sum(there.static.values()) + samples * self._inputs(request) + round(highest)
 
     def _inputs(self, request: Request) -> int:
-        """Token ids, labels and mask of one sample, or its pixels."""
+        """Token ids, labels, and a mask or positions where there are any, of one sample, or its pixels."""
         if request.auto_class == "AutoModelForSeq2SeqLM":
             return INDEX * (2 * request.sequence_length + (request.target_length or request.sequence_length))
         if self._pixels:
             return self._pixels * (4 if request.autocast else BYTES[request.base_dtype]) + INDEX
-        without_mask = request.recipe == "transformers" and request.batch == "full"
-        return INDEX * (2 if without_mask else 3) * request.sequence_length
+        places = request.has_mask or request.batch == "packed"
+        return INDEX * (3 if places else 2) * request.sequence_length
 
     @cached_property
     def _pixels(self) -> int:
@@ -216,7 +216,7 @@ def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
         autocast=request.autocast,
         length=length,
         target_length=request.target_length or length,
-        batch=request.batch,
+        batch=request.seen_batch,
         learned_share=request.learned_share,
         checkpointing=request.gradient_checkpointing,
         attention=anatomy.attention_for(request.attention),

@@ -44,7 +44,7 @@ def make_batch(request: Request, config: Any, samples: int, *, pixels: torch.dty
         half = length // 2
         positions = torch.arange(length, device=device) if half == 0 else _two_documents(length, half, device)
         batch["position_ids"] = positions.expand(samples, length).contiguous()
-    elif request.batch == "padded" or request.recipe == "trainwright":
+    elif request.has_mask:
         mask = torch.ones(samples, length, dtype=torch.int64, device=device)
         if request.batch == "padded":
             mask[0, -1] = 0

@@ -89,7 +89,7 @@ def run(request: Request, mode: AbstractContextManager[Any], *, mesh: Any = None
     on_cuda = request.device == "cuda"
     tracker = Tracker(
         request.device,
-        Answers(mask_is_full=request.batch == "full", learned_share=request.learned_share),
+        Answers(mask_is_full=request.seen_batch == "full", learned_share=request.learned_share),
         capability=request.compute_capability if on_cuda else None,
         vocabulary=getattr(config, "vocab_size", None),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.errors import UserError
+from trainwright.job.padding import needs_padding_mask
 from trainwright.job.schema import Job
 from trainwright.train.data.columns import Columns, find_columns, read_text
 from trainwright.train.data.packing import IGNORED
@@ -49,6 +50,7 @@ class CausalLM:
         self._learn_all = job.data.loss_on == "all"
         # Flash attention keeps packed documents apart in a batch of one row only; see packing.py.
         self._one_row = job.model.attn_implementation == "flash_attention_2"
+        self._masks = True
         self._columns: Columns | None = None
         self._eos = [int(tokenizer.eos_token_id)]
         begins = tokenizer("")["input_ids"][:1]
@@ -60,6 +62,10 @@ class CausalLM:
     def auto_model_class(self) -> str:
         """Return the transformers class of decoders."""
         return "AutoModelForCausalLM"
+
+    def use_config(self, config: Mapping[str, Any]) -> None:
+        """Leave the attention mask out where the model does without."""
+        self._masks = needs_padding_mask(config)
 
     def needed_columns(self, names: Sequence[str]) -> list[str]:
         """Find the columns to read among `names`; a UserError says what to set if none is known."""
@@ -91,7 +97,7 @@ class CausalLM:
         return sum(label != IGNORED for label in sample["labels"][1:])
 
     def collate(self, samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-        """Pad to the longest: `input_ids`, `labels` and `attention_mask`, or `position_ids` for packed samples.
+        """Pad to the longest: `input_ids`, `labels`, an `attention_mask` if needed, `position_ids` of packed samples.
 
         The padding of packed samples is a document of its own, with positions from 0; for flash attention they follow
         each other in one row, without padding.
@@ -99,11 +105,11 @@ class CausalLM:
         pad = int(self._tokenizer.pad_token_id)
         rows = {name: [sample[name] for sample in samples] for name in samples[0]}
         if "position_ids" not in rows:
-            return {
+            batch = {
                 "input_ids": pad_right(rows["input_ids"], pad),
                 "labels": pad_right(rows["labels"], IGNORED),
-                "attention_mask": attention_mask(rows["input_ids"]),
             }
+            return batch | {"attention_mask": attention_mask(rows["input_ids"])} if self._masks else batch
         if self._one_row:
             rows = {name: [np.concatenate(values)] for name, values in rows.items()}
         longest = max(len(row) for row in rows["input_ids"])

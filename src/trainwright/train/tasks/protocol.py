@@ -2,11 +2,12 @@
 
 A task of your own is a class named as `module:Class` in the job. It is made once in each process as
 `Class(job, tokenizer, **job.task_options)` and has the six members of `Task`; it need not inherit from anything.
-Three more are used where they are there:
+Four more are used where they are there:
 
     needed_columns(names) -> list[str]    which columns encode() reads, so that no others are read from parquet
     encode_many(rows) -> list[Sample | None | RowError]    faster than encode() row by row
     truncate(sample, max_length) -> Sample    instead of cutting every stream at its end
+    use_config(config) -> None    takes the content of the model's config.json, before the first batch is collated
 """
 
 from __future__ import annotations
@@ -83,6 +84,13 @@ def truncate(task: Task, sample: Sample, max_length: int) -> Sample:
         return {name: tokens[:max_length] for name, tokens in sample.items()}
     shortened: Sample = own(sample, max_length)
     return shortened
+
+
+def use_config(task: Task, config: Mapping[str, Any]) -> None:
+    """Tell the task which model it trains."""
+    told = getattr(task, "use_config", None)
+    if told is not None:
+        told(config)
 
 
 def _encode(task: Task, row: dict[str, object]) -> Sample | RowError | None:
