@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -94,14 +95,24 @@ class LiveRun:
 
     def _read_screen(self) -> None:
         assert self._keyboard is not None
-        with self.console.open("ab", buffering=0) as output, contextlib.suppress(OSError):
-            while text := os.read(self._keyboard, 4096):
-                output.write(text)
+        with self.console.open("ab", buffering=0) as output, contextlib.suppress(OSError, ValueError):
+            # Waits outside of the call that reads, which would keep a closed terminal open.
+            while (keyboard := self._keyboard) is not None:
+                if select.select([keyboard], [], [], 0.1)[0]:
+                    if not (text := os.read(keyboard, 4096)):
+                        return
+                    output.write(text)
 
     def press(self, keys: bytes) -> None:
         """Type on the terminal that the command runs on; b"\\x03" is Ctrl+C."""
         assert self._keyboard is not None
         os.write(self._keyboard, keys)
+
+    def hang_up(self) -> None:
+        """Close the terminal that the command runs on; what it says from then on is lost."""
+        assert self._keyboard is not None
+        keyboard, self._keyboard = self._keyboard, None
+        os.close(keyboard)
 
     @property
     def said(self) -> str:

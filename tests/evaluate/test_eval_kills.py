@@ -121,6 +121,32 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path, whole
     assert "COMPARISON RESULTS" in again.stdout
 
 
+@pytest.mark.parametrize("way", ["terminal", "reader", "burst"])
+def test_harm_02_who_closes_an_evaluations_terminal_stops_it_and_it_goes_on(
+    tmp_path: Path, whole: dict[str, object], way: str
+) -> None:
+    """S01, S04: SIGHUP, a pipe that nobody reads any more and SIGTERM in a burst are each a stop with exit code 75."""
+    write_benchmark(tmp_path)
+    gate = tmp_path / "gate"
+    close_gate(gate, 1, before_call=4)
+    evaluation = start(tmp_path, *COMPARED, gate=gate)
+    [worker] = held(gate, 1)
+    assert evaluation.stderr is not None
+    if way == "terminal":
+        evaluation.send_signal(signal.SIGHUP)
+    elif way == "burst":
+        for _ in range(3):
+            evaluation.send_signal(signal.SIGTERM)
+    else:
+        evaluation.stderr.close()
+        (gate / "open").touch()  # the next line that it prints finds nobody
+    assert evaluation.wait(DEADLINE_S) == ExitCode.STOPPED
+    assert is_gone(worker)
+    (gate / "hold").unlink(missing_ok=True)
+    assert run(tmp_path, *COMPARED, gate=gate).returncode == ExitCode.DONE
+    assert same_results(results(tmp_path), whole)
+
+
 def test_workers_die_with_a_killed_command(tmp_path: Path) -> None:
     """Issue 6, files: SIGKILL of the command itself leaves no worker, and no lock that keeps the next one out."""
     write_benchmark(tmp_path)

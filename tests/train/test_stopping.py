@@ -31,6 +31,7 @@ WAYS_TO_STOP: dict[str, Callable[[LiveRun], None]] = {
     "SIGTERM to rank 1": lambda run: run.ranks()[1].send_signal(signal.SIGTERM),
     "Ctrl+C on a terminal": lambda run: run.press(b"\x03"),
     "SIGUSR2 to the launcher": lambda run: run.launcher.send_signal(signal.SIGUSR2),
+    "SIGHUP to rank 1": lambda run: run.ranks()[1].send_signal(signal.SIGHUP),
 }
 
 
@@ -38,7 +39,7 @@ WAYS_TO_STOP: dict[str, Callable[[LiveRun], None]] = {
 def test_a_run_stopped_in_every_way_goes_on_with_the_same_command(
     dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """S01, S02, S05, S07, T-15: five stops, each saved by all ranks at one step with exit 75, and nothing is asked."""
+    """S01, S02, S05, S07, T-15: six stops, each saved by all ranks at one step with exit 75, and nothing is asked."""
     folder, run_dir = dropout_job(tmp_path), tmp_path / "runs" / "run"
     for number, (way, stop) in enumerate(WAYS_TO_STOP.items(), start=1):
         with LiveRun(folder, run_dir, [], on_terminal="terminal" in way) as run:

@@ -104,7 +104,7 @@ def _train(folder: DemoFolder, stop: StopAsked, *, stop_at_step: int | None = No
         while child.poll() is None:
             if stop.times > passed_on:
                 passed_on += 1
-                child.send_signal(signal.SIGTERM)
+                child.send_signal(signal.SIGINT)  # the one that counts each time, as here
             elif stop_at_step is not None and _steps_done(folder.run, former_run) >= stop_at_step:
                 stop_at_step = None
                 tell(f"The demo now stops it, as a cluster would when the time is up: SIGTERM to process {child.pid}.")

@@ -108,6 +108,8 @@ def run_node(launch: NodeLaunch, node_rank: int) -> ExitCode:
     stop, processes = StopAsked(most=1), Processes()
     folder = RunFolder(launch.run)
     with stop.listening():
+        # ssh's end of the connection: the first node is lost, and with it the ranks that these would wait for.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         # Blocked since before this process began, where the launcher of the first node started it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         try:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from trainwright.launch.failures import Failure, read_failures
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+"""SIGHUP is what a terminal sends that is closed."""
 COLLATERAL_GRACE_S = 3.0
 """How long the other ranks may take to write down why they failed, before they are killed."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -14,6 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 STEP_LINE = re.compile(r"^step ([\d,]+)/([\d,]+)  .*(loss \S+)  .*?(\S+ s/step)  .*(left .*)$")
 LONGEST_REST_BYTES = 2**20
 """Output without a line end that is kept, such as a bar that is drawn all day; the beginning of more is dropped."""
+_READER_GONE = (errno.EPIPE, errno.EIO)
+"""Of a pipe, and of a terminal."""
+_lost: list[int] = []
+"""Why readers of this process's output were found to have gone."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -66,5 +74,47 @@ class RankOutput:
 
 
 def tell(line: str) -> None:
-    """Print one line of the launcher's own on stderr."""
-    print(UNPRINTABLE.sub("", line), file=sys.stderr, flush=True)
+    """Print one line of the launcher's own on stderr; where nobody reads it any more, it is lost."""
+    Outliving(sys.stderr, lambda: None).write(f"{UNPRINTABLE.sub('', line)}\n")
+
+
+class Outliving:
+    """A text stream that goes on where its reader has gone, and tells so: `| head`, a terminal that is closed."""
+
+    def __init__(self, stream: TextIO, gone: Callable[[], None]) -> None:
+        self._stream, self._gone = stream, gone
+
+    def write(self, text: str) -> int:
+        """Write at once what can be written."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing, as `write` has done it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _give_up(self, error: OSError) -> None:
+        """Have what follows go nowhere; on a full disk only this is lost, as room may come."""
+        if error.errno not in _READER_GONE:
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        _lost.append(error.errno)
+        self._gone()
+
+
+@contextmanager
+def outliving_readers(gone: Callable[[], None]) -> Iterator[None]:
+    """Let stdout and stderr outlive their readers; `gone` is called when one has left, or had before."""
+    if _lost:
+        gone()
+    stdout, stderr = Outliving(sys.stdout, gone), Outliving(sys.stderr, gone)
+    with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]  # as much of a stream as is used
+        yield

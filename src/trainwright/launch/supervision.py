@@ -20,7 +20,7 @@ from trainwright.launch.hangs.fault import Hang
 from trainwright.launch.processes import STOP_SIGNALS, Processes
 from trainwright.launch.resume import Start
 from trainwright.launch.sampling import sampling
-from trainwright.launch.showing import RankOutput, tell
+from trainwright.launch.showing import RankOutput, outliving_readers, tell
 from trainwright.out_of_memory import ALLOCATOR_VARIABLES
 from trainwright.plan.layout import Layout
 from trainwright.runs import index
@@ -37,23 +37,38 @@ POLL_S = 0.05
 
 @dataclass
 class StopAsked:
-    """How often the user or the system has asked the launcher to stop, counted up to `most`."""
+    """How often the user or the system has asked the launcher to stop, counted up to `most`.
+
+    Only Ctrl+C counts more than once. Others ask several times for one stop: Slurm, a shell whose terminal is closed,
+    who wants to be sure.
+    """
 
     times: int = 0
     most: int = HARD_STOP_AFTER
+    interrupts: int = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count SIGTERM, SIGINT and SIGUSR2 instead of dying of them."""
-        former = {number: signal.signal(number, self._count) for number in STOP_SIGNALS}
+        """Count the signals that ask for a stop, and a reader of the output that has gone, instead of dying of them.
+
+        SIGHUP stays ignored where it is, as under nohup.
+        """
+        caught = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        former = {number: signal.signal(number, self._count) for number in caught}
         try:
-            yield
+            with outliving_readers(self.ask):
+                yield
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
+    def ask(self) -> None:
+        """Ask for a stop, if none was asked for."""
+        self.times = max(self.times, 1)
+
     def _count(self, number: int, frame: FrameType | None) -> None:
-        self.times = min(self.times + 1, self.most)
+        self.interrupts += number == signal.SIGINT
+        self.times = min(max(self.times, self.interrupts, 1), self.most)
 
 
 @dataclass(frozen=True)

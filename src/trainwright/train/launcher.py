@@ -10,6 +10,7 @@ import argparse
 import datetime
 import ipaddress
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ def _run_meeting_here(told: argparse.Namespace) -> None:
     told.standalone, told.rdzv_backend = False, BACKEND
     told.rdzv_endpoint = f"{address}:{port}"
     told.rdzv_conf = f"rank={told.node_rank}"
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup; torchrun would take the signal up again and end its ranks when the terminal is closed.
+        told.signals_to_handle = ",".join(name for name in told.signals_to_handle.split(",") if name != "SIGHUP")
     _run(told)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 
 
 class StopRequest:
@@ -15,7 +15,7 @@ class StopRequest:
         self.signal_name: str | None = None
 
     def listen(self) -> None:
-        """Note SIGTERM, SIGINT and SIGUSR2 from now on (USR1 is left to NCCL's own use)."""
+        """Note SIGTERM, SIGINT, SIGUSR2 and SIGHUP from now on (USR1 is left to NCCL's own use)."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
         # The launcher starts a rank with these blocked, so that none is lost before this point.

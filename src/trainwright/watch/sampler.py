@@ -133,7 +133,7 @@ def _stop_event() -> threading.Event:
         stop.set()
 
     signal.signal(signal.SIGTERM, ask)
-    for number in (signal.SIGINT, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     return stop

@@ -19,7 +19,7 @@ from typing import Any
 from trainwright.errors import ExitCode
 from trainwright.launch.own_script.starting import ScriptStart, launcher_command
 from trainwright.launch.processes import STOP_SIGNALS
-from trainwright.launch.supervision import HARD_STOP_AFTER, POLL_S, StopAsked
+from trainwright.launch.supervision import POLL_S, StopAsked
 from trainwright.runs.kill_domain import die_with_launcher
 
 GRACE_S = 120.0
@@ -30,21 +30,21 @@ def run_here(script_json: Path) -> ExitCode:
     """Run an attempt to its end; STOPPED where it was asked to stop, however the script then ended."""
     start = ScriptStart.read(script_json)
     attempt_dir = script_json.parent
-    stop = StopAsked()
+    stop = StopAsked(most=1)
     with stop.listening():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         launcher = _started(launcher_command(start, script_json))
-        passed_on, deadline_s = 0, float("inf")
+        asked: set[int] = set()
+        deadline_s = float("inf")
         while launcher.poll() is None:
-            if stop.times > passed_on:
-                passed_on = stop.times
+            if stop.times:
                 deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
-                _ask_to_stop(attempt_dir)
-            if passed_on >= HARD_STOP_AFTER or time.monotonic() > deadline_s:
+                _ask_to_stop(attempt_dir, asked)
+            if time.monotonic() > deadline_s:
                 launcher.kill()
             time.sleep(POLL_S)
     codes = [note["exit_code"] for note in _notes(attempt_dir, "ended")]
-    if passed_on or (codes and all(code == ExitCode.STOPPED for code in codes)):
+    if stop.times or (codes and all(code == ExitCode.STOPPED for code in codes)):
         return ExitCode.STOPPED
     return ExitCode.DONE if launcher.returncode == 0 else ExitCode.FAILED
 
@@ -56,11 +56,16 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=bound)
 
 
-def _ask_to_stop(attempt_dir: Path) -> None:
-    """Ask the ranks themselves: their launcher would give them 30 s and then kill them."""
+def _ask_to_stop(attempt_dir: Path, asked: set[int]) -> None:
+    """Ask each rank to stop that was not asked yet, those that start only now too.
+
+    Not their launcher, which would give them 30 s and then kill them.
+    """
     for note in _notes(attempt_dir, "started"):
-        with suppress(ProcessLookupError):
-            os.kill(note["pid"], signal.SIGTERM)
+        if note["pid"] not in asked:
+            asked.add(note["pid"])
+            with suppress(ProcessLookupError):
+                os.kill(note["pid"], signal.SIGTERM)
 
 
 def _notes(attempt_dir: Path, what: str) -> Iterator[dict[str, Any]]:
