@@ -126,7 +126,10 @@ def assert_plain_transformers_answers(model_dir: Path) -> None:
     right = 0
     questions = held_out_questions(1_000, 20, facts=2)
     for question in questions:
-        prompt = tokenizer(question.prompt(with_story=True), return_tensors="pt", return_token_type_ids=False)
+        asked = [{"role": "user", "content": question.prompt(with_story=True)}]
+        prompt = tokenizer.apply_chat_template(
+            asked, add_generation_prompt=True, return_tensors="pt", return_dict=True, return_token_type_ids=False
+        )
         tokens = model.generate(**prompt, max_new_tokens=10, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         right += tokenizer.decode(tokens, skip_special_tokens=True).strip() == question.answer
     assert right >= 18

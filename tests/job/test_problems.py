@@ -81,7 +81,7 @@ def test_everything_is_told_at_once_in_the_order_of_the_file(refuse: Refuse) -> 
     [
         (
             "train: {learning_rate: '2e-5'}",
-            "train.learning_rate: expected a number above 0, not the text `2e-5`; write a",
+            "train.learning_rate: expected a number above 0 or `auto`, not the text `2e-5`; write a",
         ),
         ("train: {num_train_epochs: true}", "train.num_train_epochs: expected a number above 0, not `true`"),
         ("train: {seed: 3.0}", "train.seed: expected a whole number of at least 0, not the number `3.0`"),

@@ -103,7 +103,7 @@ def test_a_batch_cannot_change_where_the_end_is_counted_in_steps() -> None:
     [
         (contract(data="1" * 64), "data"),
         (contract(model={"name": "org/other"}), "model.name"),
-        (contract(method={"type": "lora"}), "method.type"),
+        (contract(method={"type": "lora"}, train={"learning_rate": 2e-5}), "method.type"),
         (contract(method={"r": 4}), "method.r"),
         (contract(train={"seed": 7}), "train.seed"),
         (contract(train={"optim": "adafactor"}), "train.optim"),

@@ -30,14 +30,14 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def save(folder: RunFolder, *steps: int) -> None:
+def save(folder: RunFolder, *steps: int, contract: dict[str, dict[str, Any]] = CONTRACT) -> None:
     folder.create()
     attempt = folder.start_attempt()
     for step in steps:
         weights = open_staging(folder, step, attempt) / "model.safetensors"
         weights.write_bytes(b"weights" * step)
         state = {"position": {"samples_seen": 8 * step}}
-        commit(folder, step, attempt, {weights.name: seal_file(weights)}, contract=CONTRACT, state=state)
+        commit(folder, step, attempt, {weights.name: seal_file(weights)}, contract=contract, state=state)
 
 
 def damage(folder: RunFolder, step: int) -> None:
@@ -112,6 +112,28 @@ def test_a_refusal_names_each_field_with_both_values_and_the_flag_that_would_tak
         choose_start(folder, changed("fixed", "data", "b" * 64), resume=None, allowed=("data",))
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["data"]
     assert "--allow" not in caught.value.render()
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "hint"),
+    [
+        (None, "data.template: null -> chat", "data.template=none goes on with it"),
+        ("plain", "data.template: plain -> chat", "to go on with what the run has learned from: data.template=plain"),
+    ],
+)
+def test_harm_07_other_tokens_of_another_template_are_refused_by_its_name(
+    tmp_path: Path, before: str | None, said: str, hint: str
+) -> None:
+    """A run of a version without templates, or of another one, learns no other tokens unasked; equal ones go on."""
+    folder, now = RunFolder(tmp_path / "run"), {**CONTRACT, "template": {"data.template": "chat"}}
+    save(folder, 10, contract=CONTRACT if before is None else {**CONTRACT, "template": {"data.template": before}})
+    assert choose_start(folder, now, resume=None, allowed=()).step == 10
+    now["fixed"] = {**CONTRACT["fixed"], "data": "b" * 64}
+    with pytest.raises(UserError) as caught:
+        choose_start(folder, now, resume=None, allowed=())
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["data", "data.template"]
+    assert caught.value.problems[1] == said
+    assert caught.value.hints[0].endswith(hint)
 
 
 def test_what_was_allowed_is_taken_and_told(folder: RunFolder) -> None:

@@ -140,6 +140,32 @@ def test_the_learning_rate_is_scaled_only_where_asked(scaling: str, peak: float)
     assert made.advice
 
 
+@pytest.mark.parametrize(
+    ("sections", "rate", "reason"),
+    [
+        ({"method": {"type": "lora"}}, 2e-4, "usual for lora"),
+        ({"method": {"type": "qlora"}}, 2e-4, "usual for qlora"),
+        ({}, 2e-5, "usual for training all weights"),
+        (
+            {"model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"vocab_size": 300}}},
+            3e-4,
+            "usual for a model from scratch",
+        ),
+    ],
+)
+def test_harm_07_a_learning_rate_left_open_is_that_of_the_method(
+    sections: dict[str, Any], rate: float, reason: str
+) -> None:
+    """A value with its reason, printed and stored; one that is given is taken as it is and is no choice."""
+    settled, made = choose(job(**sections), (), CPU)
+    assert settled.train.learning_rate == made.learning_rate == rate
+    assert made.to_json()["choices"]["train.learning_rate"]["value"] == rate
+    assert made.choices["train.learning_rate"].reason.startswith(reason)
+    settled, made = choose(job(**sections, train={"learning_rate": 3e-5}), ("train.learning_rate",), CPU)
+    assert settled.train.learning_rate == made.learning_rate == 3e-5
+    assert "train.learning_rate" not in made.choices
+
+
 def test_the_same_job_and_devices_give_the_same_bytes() -> None:
     plans = [json.dumps(plan("a100-80gb:3").to_json()) for _ in range(2)]
     assert plans[0] == plans[1]

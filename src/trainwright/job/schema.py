@@ -39,6 +39,7 @@ _INTERVAL = re.compile(r"^(\d{1,9}(?:\.\d{1,9})?) +(epochs?|steps?)$", re.ASCII)
 _TASK = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 BUILT_IN_TASKS = ("causal-lm", "seq2seq")
+TEMPLATES = ("auto", "chat", "plain", "none")
 PLANNED_TASKS = ("framer-lora", "ct-clip", "speech-lora")
 """Tasks that presets name and this version cannot run yet; `train` says so."""
 
@@ -94,6 +95,14 @@ def _with_known_placeholders(element: str) -> str:
 
 Argument = Annotated[str, Field(max_length=30_000), AfterValidator(_with_known_placeholders)]
 """One argument of a command. The kernel takes 131,071 bytes (MAX_ARG_STRLEN), and a character has at most four."""
+
+
+def _is_template(text: str) -> str:
+    if text not in TEMPLATES and text.count("{prompt}") != 1:
+        raise ValueError(f"write {', '.join(TEMPLATES)}, or a text with `{{prompt}}` in it once")
+    if "{response}" in text:
+        raise ValueError("leave `{response}` out: the response follows the text")
+    return text
 
 
 class FromScratch(Section):
@@ -154,6 +163,11 @@ class DataSection(Section):
     """Split to take from a hub data set."""
     columns: dict[Literal["prompt", "response", "text", "messages"], str] = Field(default_factory=dict)
     """Which column holds what; found by name when left out."""
+    template: Annotated[str, AfterValidator(_is_template)] = "auto"
+    """How a prompt and its response are put together: `chat` (the tokenizer's chat template, as the user's and the
+    assistant's message), `plain` (prompt, line break, response), `none` (nothing between them), or a text of your own
+    with `{prompt}` in it, which the response follows. `auto`: `chat` where the tokenizer has a chat template, else
+    `plain`; for `seq2seq` else `none`."""
     loss_on: Literal["response", "all"] = "response"
     """Which tokens are learned: the answers only, or every token; plain text is always learned whole."""
     max_length: PositiveInt = 1024
@@ -208,8 +222,9 @@ class TrainSection(Section):
     """Passes over the data; fractions allowed."""
     max_steps: PositiveInt | None = None
     """Optimizer steps; wins over `num_train_epochs`."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    """Peak learning rate."""
+    learning_rate: PositiveFloat | Auto = "auto"
+    """Peak learning rate; `auto` goes by the method: 2e-4 for `lora` and `qlora`, 2e-5 for `full`, 3e-4 for a model
+    from scratch."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Scale the learning rate with global_batch_size / lr_scaling_base; advice is printed either way."""
     lr_scaling_base: PositiveInt | None = None

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.job.schedule import scaled_learning_rate
 from trainwright.job.schema import Job
 from trainwright.launch.contract import contract_of
 from trainwright.launch.failures import Failure
 from trainwright.launch.files.deepspeed import engine_config
 from trainwright.launch.less_memory import as_remembered, changed_plan, remedies, remember, smaller
-from trainwright.launch.resume import Start, choose_start, is_finished
+from trainwright.launch.resume import Start, choose_start, finished_record, is_finished
 from trainwright.launch.showing import tell
 from trainwright.launch.supervision import Ready, StopAsked, list_run, open_attempt, run_prepare
 from trainwright.out_of_memory import first_words
+from trainwright.plan.choose import RATE
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json, write_json_atomic
@@ -51,6 +53,7 @@ def make_ready(
     for line in remembered.lines:
         tell(line)
     with _unchanged_if_refused(folder):
+        job, plan = _at_its_own_rate(folder, job, plan)
         write_run_files(folder, job, plan)
         code = run_prepare(folder, stop)
         if code is not ExitCode.DONE:
@@ -64,7 +67,6 @@ def make_ready(
 
 def make_ready_with_less_memory(
     folder: RunFolder,
-    job: Job,
     cause: Failure,
     attempt: int,
     *,
@@ -79,7 +81,7 @@ def make_ready_with_less_memory(
     Raises:
         UserError: the job allows no layout that needs less (exit code 77), with commands that would.
     """
-    plan = read_json(folder.plan_json)
+    job, plan = Job.model_validate(read_json(folder.resolved_json)), read_json(folder.plan_json)
     layout = Layout.from_json(plan["layout"])
     change = None
     if not (cause.killed_by_kernel and layout.device == "cuda"):  # a micro-batch lies in the GPU's memory
@@ -117,6 +119,24 @@ def _ready(
         return choose_start(folder, _contract(folder, job, layout, plan), resume=resume, allowed=allowed)
 
     return Ready(layout, _contract(folder, job, layout, plan), choose(), choose, job.resources.hang_timeout_s)
+
+
+def _at_its_own_rate(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> tuple[Job, Mapping[str, Any]]:
+    """Return job and plan with the learning rate that the run has had so far, where the job names none."""
+    begun = bool(folder.checkpoints()) or finished_record(folder) is not None
+    if RATE not in plan["choices"] or not begun:
+        return job, plan
+    rate, usual = read_json(folder.resolved_json)["train"]["learning_rate"], job.train.learning_rate
+    if rate == usual:
+        return job, plan
+    train = job.train.model_copy(update={"learning_rate": rate})
+    tell(f"Learning rate: {rate:g}, as this run has had so far ({usual:g} would be usual for a new one)")
+    peak = rate
+    if train.lr_scaling != "none":
+        assert train.lr_scaling_base is not None
+        peak = scaled_learning_rate(rate, train.lr_scaling_base, train.global_batch_size, train.lr_scaling)
+    choices = {**plan["choices"], RATE: {"value": rate, "reason": "as this run has had so far"}}
+    return job.model_copy(update={"train": train}), {**plan, "learning_rate": peak, "choices": choices}
 
 
 def write_run_files(folder: RunFolder, job: Job, plan: Mapping[str, Any]) -> None:

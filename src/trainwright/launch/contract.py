@@ -15,6 +15,7 @@ from trainwright.plan.layout import Layout
 from trainwright.runs.file_hashes import file_digests
 
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes")
+TEMPLATE = "data.template"
 SCHEDULE = (
     "learning_rate",
     "lr_scheduler_type",
@@ -109,6 +110,8 @@ def contract_of(
             "data": prepared["data_fingerprint"],
         },
         "inputs": _inputs(prepared),
+        # Refuses nothing by itself: the tokens decide. Where they differ, this says why.
+        "template": {TEMPLATE: template["value"]} if (template := prepared.get("template")) else {},
     }
 
 
@@ -130,6 +133,8 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Collecti
     if not schedule and not differences["batch"]:
         schedule = differences["schedule"]
     unconsented = [d for d in schedule + differences["batch"] + inputs if d.consent not in allowed]
+    if any(difference.key == "data" for difference in differences["fixed"]):
+        differences["fixed"] += differences.get("template", [])
     by_steps = now["schedule"]["train.max_steps"] is not None
     uncountable = [d for d in differences["batch"] if by_steps and d not in unconsented]
     refused = differences["fixed"] + unconsented + uncountable

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.launch.contract import Level, Verdict, compare
+from trainwright.launch.contract import TEMPLATE, Level, Verdict, compare
 from trainwright.runs.checkpoints import CorruptCheckpoint, Manifest, newest_valid, verify
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json
@@ -105,7 +106,15 @@ def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:
         hints.append("to go on all the same: " + " ".join(f"--allow {key}" for key in consents))
     if any(difference.key == "train.global_batch_size" for difference in verdict.refused):
         hints.append("with train.max_steps the end would move: give train.num_train_epochs instead")
-    if any(difference.key == "data" for difference in verdict.refused):
+    template = next((d for d in verdict.refused if d.key == TEMPLATE), None)
+    if template is not None and template.before is None:
+        hints.append(
+            "a run that was begun before there was data.template had nothing between prompt and response: "
+            "data.template=none goes on with it"
+        )
+    elif template is not None:
+        hints.append(f"to go on with what the run has learned from: data.template={shlex.quote(template.before)}")
+    elif any(difference.key == "data" for difference in verdict.refused):
         hints.append("data.path no longer gives the examples that the run has learned from: restore the data")
     hints += [
         "undo the change, or give the run another `name`",

@@ -142,7 +142,6 @@ def _run_built_in(
         with_less_memory=partial(
             make_ready_with_less_memory,
             folder,
-            job,
             asked=options.asked,
             resume=options.resume,
             allowed=options.allow,

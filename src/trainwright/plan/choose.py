@@ -13,10 +13,12 @@ from trainwright.estimate.measured_runs import gpu_model
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device, Host
 from trainwright.hardware.reading import GIB
+from trainwright.job.placeholders import names_in
 from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
 from trainwright.job.schema import Job
 from trainwright.plan.by_rule import layout_by_rule
 from trainwright.plan.confirmed import Tracing, confirmed, told
+from trainwright.plan.default_rate import default_rate
 from trainwright.plan.estimates import Amount, Estimate
 from trainwright.plan.layout import Layout
 from trainwright.plan.model import NoEstimate, model_of, what_stays_unpacked
@@ -33,6 +35,8 @@ from trainwright.plan.requirements import (
 from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
 from trainwright.plan.tuned import Tuned, answer_for, setting_of
 
+RATE = "train.learning_rate"
+"""The key of the learning rate, among the choices where the job leaves it open."""
 NOT_KNOWN_AMOUNT = Amount()
 NOT_KNOWN_HOST = Host()
 NO_RUNS = Calibration(())
@@ -108,7 +112,7 @@ ORDINARY_WISH = Wish()
 def choose(
     job: Job, given: Collection[str], devices: tuple[Device, ...], wish: Wish = ORDINARY_WISH
 ) -> tuple[Job, Plan]:
-    """Return the job with its global batch settled, and the plan for `devices`.
+    """Return the job with its global batch and learning rate settled, and the plan for `devices`.
 
     `given` are the keys that the user wrote, dotted.
 
@@ -294,13 +298,20 @@ def _finished(
     no_estimate: str | None = None,
     ranked: tuple[Candidate, ...] = (),
 ) -> tuple[Job, Plan]:
-    train = job.train.model_copy(update={"global_batch_size": layout.global_batch_size})
+    asked = job.train.learning_rate
+    if asked == "auto":
+        default = default_rate(job)
+        asked = default.value
+        if job.script is None or "learning_rate" in names_in(job.script):
+            choices = choices | {RATE: default}
+    settled = {"global_batch_size": layout.global_batch_size, "learning_rate": asked}
+    train = job.train.model_copy(update=settled)
     job = job.model_copy(update={"train": train})
-    rate, base = train.learning_rate, train.lr_scaling_base
+    rate, base = asked, train.lr_scaling_base
     if train.lr_scaling != "none":
         assert base is not None
         rate = scaled_learning_rate(rate, base, train.global_batch_size, train.lr_scaling)
-    advice = learning_rate_advice(train.learning_rate, base, train.global_batch_size, train.lr_scaling)
+    advice = learning_rate_advice(asked, base, train.global_batch_size, train.lr_scaling)
     return job, Plan(
         layout=layout,
         learning_rate=rate,

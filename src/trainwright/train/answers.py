@@ -41,7 +41,8 @@ def generate(model: Any, tokenizer: Any, prompts: Sequence[str]) -> Iterator[str
     """Yield the greedy answer to each prompt, without special tokens and the space around it."""
     for start in range(0, len(prompts), BATCH_SIZE):
         batch = tokenizer(
-            list(prompts[start : start + BATCH_SIZE]),
+            [_as_asked(prompt, tokenizer) for prompt in prompts[start : start + BATCH_SIZE]],
+            add_special_tokens=not tokenizer.chat_template,
             return_tensors="pt",
             padding=True,
             padding_side="left",
@@ -79,6 +80,16 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
             raise UserError(f'{path}: row {number} has no prompt; write {{"prompt": "..."}}')
     return rows
+
+
+def _as_asked(prompt: str, tokenizer: Any) -> str:
+    """Return the prompt in the chat template, where the tokenizer has one: in that the model was trained."""
+    if not tokenizer.chat_template:
+        return prompt
+    message = [{"role": "user", "content": prompt}]
+    return str(
+        tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    )
 
 
 def _load(model_dir: Path) -> tuple[Any, Any]:

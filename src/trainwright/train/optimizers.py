@@ -21,12 +21,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, train: TrainSection) -> torch.optim.Optimizer:
-    """Return the job's optimizer; the learning rate is set by the step loop before each step."""
+    """Return the job's optimizer; its learning rate is 0 until the step loop sets it, before each step."""
     groups = parameter_groups(model, train.weight_decay)
     if train.optim == "adafactor":
         from transformers.optimization import Adafactor
 
-        return Adafactor(groups, lr=train.learning_rate, scale_parameter=False, relative_step=False, warmup_init=False)
+        return Adafactor(groups, lr=0.0, scale_parameter=False, relative_step=False, warmup_init=False)
     betas = (train.adam_beta1, train.adam_beta2)
     if train.optim == "adamw_8bit":
         try:
@@ -35,8 +35,8 @@ def build_optimizer(model: nn.Module, train: TrainSection) -> torch.optim.Optimi
             raise not_installed(
                 "train.optim=adamw_8bit", "bitsandbytes", extra="qlora", instead="train.optim=adamw"
             ) from error
-        return AdamW8bit(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=True)
+        return AdamW8bit(groups, lr=0.0, betas=betas, eps=train.adam_epsilon)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=train.adam_epsilon, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

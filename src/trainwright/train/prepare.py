@@ -8,6 +8,7 @@ run made from the same is taken. torch and transformers are loaded only when pre
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -54,7 +55,7 @@ def prepare(run_dir: Path) -> dict[str, Any]:
     if prepared != standing:
         write_json_atomic(folder.prepared_json, prepared)
     if standing is not None:
-        _say(f"data: prepared before; {_totals(prepared)}")
+        _say("\n".join([f"data: prepared before; {_totals(prepared)}", *_template_lines(prepared)]))
     else:
         _say(_summary(prepared, time.monotonic() - began))
     return prepared
@@ -152,6 +153,7 @@ def _make(folder: RunFolder, job: Job, request: dict[str, Any]) -> dict[str, Any
         "tokenizer_dir": str(folder.tokenizer_dir),
         "tokenizer_sha256": folder_sha256(folder.tokenizer_dir),
         "token_ids": token_ids(tokenizer),
+        "template": None if preparation.template is None else preparation.template.to_json(),
         "train": parts["train"],
         "eval": parts.get("eval"),
         "report": {"tokenizer": note, "eval": None} | {name: meta.report for name, meta in metas.items()},
@@ -173,12 +175,21 @@ def _summary(prepared: dict[str, Any], seconds: float) -> str:
         if report[name] is not None:
             lines.append(f"  {name}: {report[name]['said']}")
     lines.append(f"  columns: {', '.join(report['train']['columns'])}")
+    lines += _template_lines(prepared)
     if report["tokenizer"]:
         lines.append(f"  note: {report['tokenizer']}")
     if report["train"]["example"]:
         lines.append("  the first example, what is learned in [[ ]]:")
         lines += [f"    {line}" for line in report["train"]["example"].splitlines()]
     return "\n".join(lines)
+
+
+def _template_lines(prepared: dict[str, Any]) -> list[str]:
+    template = prepared["template"]
+    if template is None:
+        return []
+    around = f": {json.dumps(template['text'], ensure_ascii=False)}, then the response" if "text" in template else ""
+    return [f"  data.template = {template['value']}  ({template['reason']}){around}"]
 
 
 def _say(text: str) -> None:

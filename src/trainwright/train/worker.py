@@ -184,6 +184,9 @@ def _train(
         "best": loop.best and {"step": loop.best.step, "eval_loss": loop.best.eval_loss},
         "contract": start["contract"],
     }
+    template = prepared["template"]
+    if template is not None and "chat_template" in template:
+        tokenizer.chat_template = template["chat_template"]  # as it was trained, so the model is to be asked
     with sections.within("save"), RunningOut("saving", ranks.device):
         path = export_final_model(
             folder,

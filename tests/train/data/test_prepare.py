@@ -42,12 +42,30 @@ def test_rows_become_samples_with_the_answer_learned(make_run: MakeRun, question
     prepared = prepare(run)
     assert prepared == json.loads((run / "prepared.json").read_text())
     assert prepared["train"]["samples"] == 40 and prepared["eval"] is None
-    assert _texts(prepared, "train")[3] == "<bos>What is 3 plus 4?It is 7.<eos>"
+    assert _texts(prepared, "train")[3] == "<bos>What is 3 plus 4?\nIt is 7.<eos>"
     assert _learned(prepared, 3) == "It is 7.<eos>"
     data = TokenDataset(prepared["train"]["cache"])
     assert prepared["train"]["targets"] == int(data.targets.sum())
     assert prepared["train"]["tokens"] == int(data.lengths.sum())
     assert "[[It is 1.<eos>]]" in prepared["report"]["train"]["example"]
+
+
+def test_harm_07_each_template_has_tokens_of_its_own_and_is_told(
+    make_run: MakeRun, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No cache of one template stands for another; text has none, and says none."""
+    found = {}
+    for name, asked in {"left open": {}, "plain": {"template": "plain"}, "none": {"template": "none"}}.items():
+        found[name] = prepare(make_run({"path": str(questions), **asked}, name=name.replace(" ", "-")))
+    assert found["left open"]["data_fingerprint"] == found["plain"]["data_fingerprint"]
+    assert found["none"]["data_fingerprint"] != found["plain"]["data_fingerprint"]
+    assert found["left open"]["template"]["value"] == "plain"
+    said = capsys.readouterr().err
+    assert 'data.template = plain  (the tokenizer has no chat template): "{prompt}\\n", then the response' in said
+    assert 'data.template = none  (given): "{prompt}", then the response' in said
+    text = prepare(make_run({"path": str(questions), "columns": {"text": "question"}}, name="text"))
+    assert text["template"] is None
+    assert "data.template" not in capsys.readouterr().err
 
 
 def test_a_vocabulary_that_the_texts_cannot_fill_is_said(make_run: MakeRun, questions: Path) -> None:
@@ -57,7 +75,7 @@ def test_a_vocabulary_that_the_texts_cannot_fill_is_said(make_run: MakeRun, ques
 
 def test_loss_on_all_learns_the_prompt_too(make_run: MakeRun, questions: Path) -> None:
     prepared = prepare(make_run({"path": str(questions), "loss_on": "all"}))
-    assert _learned(prepared, 3) == "What is 3 plus 4?It is 7.<eos>"
+    assert _learned(prepared, 3) == "What is 3 plus 4?\nIt is 7.<eos>"
 
 
 def test_eval_split_sets_rows_aside_by_seed(make_run: MakeRun, questions: Path) -> None:
@@ -72,7 +90,7 @@ def test_eval_path_is_read_whole_and_limit_takes_the_first(make_run: MakeRun, qu
     held_out = tmp_path / "eval.csv"
     held_out.write_text("question,answer\nWhy?,Because.\n")
     prepared = prepare(make_run({"path": str(questions), "eval_path": str(held_out), "limit": 5}))
-    assert _texts(prepared, "eval") == ["<bos>Why?Because.<eos>"]
+    assert _texts(prepared, "eval") == ["<bos>Why?\nBecause.<eos>"]
     assert prepared["train"]["samples"] == 5
 
 

@@ -33,9 +33,9 @@ def _shown(sample: dict[str, list[int]] | None, tokenizer: Any) -> tuple[str, st
 @pytest.mark.parametrize(
     ("row", "whole", "learned"),
     [
-        ({"prompt": "Hi ", "response": "there"}, "<bos>Hi there<eos>", "there<eos>"),
-        ({"question": "1+1=", "answer": "2"}, "<bos>1+1=2<eos>", "2<eos>"),
-        ({"instruction": "Add.", "input": "1 2", "output": "3"}, "<bos>Add.\n\n1 23<eos>", "3<eos>"),
+        ({"prompt": "Hi ", "response": "there"}, "<bos>Hi \nthere<eos>", "there<eos>"),
+        ({"question": "1+1=", "answer": "2"}, "<bos>1+1=\n2<eos>", "2<eos>"),
+        ({"instruction": "Add.", "input": "1 2", "output": "3"}, "<bos>Add.\n\n1 2\n3<eos>", "3<eos>"),
         ({"text": "All of it."}, "<bos>All of it.<eos>", "All of it.<eos>"),
     ],
 )
@@ -52,13 +52,13 @@ def test_the_answer_and_its_end_are_learned(
 def test_loss_on_all_learns_everything_but_the_first_token(make_job: MakeJob, tokenizer: Any) -> None:
     task = CausalLM(make_job(data={"loss_on": "all"}), tokenizer)
     sample = task.encode({"prompt": "Hi ", "response": "there"})
-    assert _shown(sample, tokenizer)[1] == "Hi there<eos>"
+    assert _shown(sample, tokenizer)[1] == "Hi \nthere<eos>"
 
 
 def test_no_token_spans_the_border_of_prompt_and_response(make_job: MakeJob, tokenizer: Any) -> None:
     """`France` is one token, also merged with the blank before it; half a word as a prompt is what a user may send."""
     assert len(tokenizer(" France", add_special_tokens=False)["input_ids"]) == 1
-    sample = CausalLM(make_job(), tokenizer).encode({"prompt": "in Fra", "response": "nce"})
+    sample = CausalLM(make_job(data={"template": "none"}), tokenizer).encode({"prompt": "in Fra", "response": "nce"})
     prompt_ids = tokenizer("in Fra")["input_ids"]
     assert sample is not None and sample["input_ids"][: len(prompt_ids)] == prompt_ids
 
@@ -89,7 +89,7 @@ def test_bos_is_there_only_if_the_tokenizer_puts_it(make_job: MakeJob, tokenizer
     backend.post_processor = None
     bare = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
     sample = CausalLM(make_job(), bare).encode({"prompt": "Hi ", "response": "there"})
-    assert _shown(sample, bare)[0] == "Hi there<eos>"
+    assert _shown(sample, bare)[0] == "Hi \nthere<eos>"
 
 
 def test_a_tokenizer_without_an_end_is_refused(make_job: MakeJob, tokenizer: Any) -> None:

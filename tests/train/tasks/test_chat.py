@@ -69,7 +69,8 @@ def _spans(template: str | None, chat: list[dict[str, str]], job: Job, tokenizer
         (LLAMA_3, ["Paris.<|eot_id|>", "Madrid.<|eot_id|>"]),
         (MARKED, ["Paris.<|im_end|>", "Madrid.<|im_end|>"]),
         (THINKING, ["Paris.<|im_end|>", "Madrid.<|im_end|>"]),
-        (NO_END, ["Paris.", "Madrid.", "<eos>"]),
+        # One token holds the space and `Paris`, as where the template's text is tokenized whole.
+        (NO_END, [" Paris.", "Madrid.", "<eos>"]),
         (None, ["Paris.<eos>", "Madrid.<eos>"]),
     ],
     ids=["chatml", "llama-3", "marked", "thinking", "no end", "none"],

@@ -36,6 +36,7 @@ from trainwright.train.data.tokenizer import (
 )
 from trainwright.train.tasks import load_task
 from trainwright.train.tasks.protocol import Task, needed_columns
+from trainwright.train.tasks.template import Template
 
 PartName = str
 _HINTS = ("mend or remove these rows; nothing was trained",)
@@ -54,6 +55,8 @@ class Preparation:
         self._request = request
         self._train = find_source(str(job.data.path), job.data.split)
         self._held_out = self._choose_held_out()
+        self.template: Template | None = None
+        """How prompts and answers are put together, known once the caches are filled; None where nothing is."""
         self._root = Path(job.data.cache_dir or "~/.cache/trainwright").expanduser().absolute() / "tokens"
 
     def make_tokenizer(self, folder: Path) -> tuple[Any, str | None]:
@@ -80,6 +83,8 @@ class Preparation:
                 does not fit.
         """
         task = load_task(self._job, tokenizer)
+        needed_columns(task, column_names(self._train))
+        self.template = getattr(task, "template", None)
         if self._job.data.packing and not task.packable:
             raise UserError(
                 f"data.packing: samples of the task `{self._job.task}` cannot share a sequence",

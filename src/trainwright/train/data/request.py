@@ -16,7 +16,7 @@ from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
 from trainwright.train.data.sources import Source, find_source, is_local
 from trainwright.train.data.tokenizer import identity
 
-ENCODING = 1
+ENCODING = 2
 """Counted up when this version makes other tokens of the same rows than the one before."""
 _LIBRARIES = ("tokenizers", "transformers")
 
@@ -57,6 +57,7 @@ def data_request(job: Job) -> dict[str, Any]:
         "eval_split": data.eval_split,
         "seed": job.train.seed if seeded else None,
         "columns": dict(data.columns),
+        "template": data.template,
         "loss_on": data.loss_on,
         "max_length": data.max_length,
         "too_long": data.too_long,

@@ -2,12 +2,13 @@
 
 A task of your own is a class named as `module:Class` in the job. It is made once in each process as
 `Class(job, tokenizer, **job.task_options)` and has the six members of `Task`; it need not inherit from anything.
-Four more are used where they are there:
+Five more are used where they are there:
 
     needed_columns(names) -> list[str]    which columns encode() reads, so that no others are read from parquet
     encode_many(rows) -> list[Sample | None | RowError]    faster than encode() row by row
     truncate(sample, max_length) -> Sample    instead of cutting every stream at its end
     use_config(config) -> None    takes the content of the model's config.json, before the first batch is collated
+    template    how prompts and answers are put together, a Template; told before the run and kept with it
 """
 
 from __future__ import annotations

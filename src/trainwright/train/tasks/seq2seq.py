@@ -1,7 +1,9 @@
 """seq2seq: an encoder reads the prompt, a decoder learns the response (T5 and its like).
 
-Both end with the tokenizer's end-of-sequence token, also when they are cut to `data.max_length`, which holds for each
-of them. Labels that are padding become -100, and a batch is padded to its own longest (requirement S2-41).
+The prompt is read in the tokenizer's chat template where it has one, else as it is, or as `data.template` says. A
+response ends with the tokenizer's end-of-sequence token, and so does a prompt that is in no chat template, also when
+they are cut to `data.max_length`, which holds for each of them. Labels that are padding become -100, and a batch is
+padded to its own longest (requirement S2-41).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from trainwright.train.data.packing import IGNORED
 from trainwright.train.data.problems import RowError
 from trainwright.train.tasks.padding import attention_mask, pad_right
 from trainwright.train.tasks.protocol import Sample
+from trainwright.train.tasks.template import choose_template
 from trainwright.train.tasks.token_loss import cross_entropy_sum
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ class Seq2Seq:
         """Take the job's columns.
 
         Raises:
-            UserError: the tokenizer has no end-of-sequence token.
+            UserError: the tokenizer has no end-of-sequence token; or no chat template, which the job asks for.
         """
         if tokenizer.eos_token_id is None:
             raise UserError("seq2seq needs a tokenizer with an eos_token; this one has none")
@@ -43,6 +46,7 @@ class Seq2Seq:
         self._columns: Columns | None = None
         self._eos = int(tokenizer.eos_token_id)
         self._pad = int(tokenizer.pad_token_id)
+        self.template = choose_template(job.data.template, tokenizer, without_one="none")
 
     def auto_model_class(self) -> str:
         """Return the transformers class of encoder-decoders."""
@@ -105,13 +109,19 @@ class Seq2Seq:
             prompt, response = self._columns.read_pair(row)
         except RowError as error:
             return error
-        return (prompt, response) if response else None
+        return (self._in_template(prompt), response) if response else None
+
+    def _in_template(self, prompt: str) -> str:
+        if self.template.text is not None:
+            return self.template.before_answer(prompt)
+        message = [{"role": "user", "content": prompt}]
+        return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
 
     def _sample(self, prompt: list[int], response: list[int]) -> Sample:
         labels = [*response, self._eos]
         if self._pad != self._eos:
             labels = [IGNORED if label == self._pad else label for label in labels]
-        return {"input_ids": [*prompt, self._eos], "labels": labels}
+        return {"input_ids": prompt if self.template.text is None else [*prompt, self._eos], "labels": labels}
 
 
 def _decoder_input_ids(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
