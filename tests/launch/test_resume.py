@@ -36,7 +36,8 @@ def save(folder: RunFolder, *steps: int, contract: dict[str, dict[str, Any]] = C
     for step in steps:
         weights = open_staging(folder, step, attempt) / "model.safetensors"
         weights.write_bytes(b"weights" * step)
-        state = {"position": {"samples_seen": 8 * step}}
+        position = {"step": step, "epoch": 0, "epoch_samples": 8 * step, "samples_seen": 8 * step}
+        state = {"position": position}
         commit(folder, step, attempt, {weights.name: seal_file(weights)}, contract=contract, state=state)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from trainwright.doctor.samples import Seen, failures_in, read_samples, slowness
 from trainwright.doctor.scan import Scan, Sighting, scan_blocks, scan_log
 from trainwright.launch.hangs.fault import Hang
 from trainwright.runs import records
+from trainwright.runs.values import number
 
 MOST_SHOWN: Final = 6
 MANY_NANS: Final = 5
@@ -391,11 +393,12 @@ def _longest(found: Sequence[Losses]) -> Losses:
 def _recorded(path: Path) -> Losses:
     """Return the losses of the last attempt in metrics.jsonl, where null stands for one that is not finite."""
     losses, attempt = Losses(), None
-    for number, record in enumerate(records.read(path), 1):
+    for line, record in enumerate(records.read(path), 1):
         if record.get("kind") != "train":
             continue
         if record.get("attempt") != attempt:
             losses, attempt = Losses(), record.get("attempt")
-        value = record.get("loss")
-        losses.add(float("nan") if value is None else float(value), f"{path.name}:{number}")
+        value = math.nan if record.get("loss") is None else number(record, "loss")
+        if value is not None:
+            losses.add(value, f"{path.name}:{line}")
     return losses

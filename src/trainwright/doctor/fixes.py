@@ -53,7 +53,7 @@ def run_fields(folder: RunFolder | None, scans: Iterable[Scan]) -> dict[str, str
     """Return the fields that depend on the run alone: its own commands, or those of the framework in its log."""
     if folder is not None and (plan := stored(folder.plan_json)):
         # What is damaged, or of another version, costs the commands and not the cause.
-        with suppress(KeyError, TypeError, AttributeError, ValueError):
+        with suppress(KeyError, TypeError, AttributeError, ValueError, ArithmeticError):
             return _of_run(folder, plan, stored(folder.resolved_json))
     facts: dict[str, str] = {}
     for scan in scans:

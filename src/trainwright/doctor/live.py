@@ -18,6 +18,7 @@ from trainwright.launch.hangs.places import Place, heartbeats, limit_s
 from trainwright.launch.hangs.watching import stands_still
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import mapping, number, text, whole
 
 PATIENCE: Final = 0.1
 """Who asks is told after this share of the time-out that the launcher waits before it ends a run: a minute of ten."""
@@ -45,13 +46,13 @@ def standing(folder: RunFolder) -> Standing | None:
     if not beats:
         script = folder.script_json(attempt).exists()
         return Standing("a script of your own tells no sections: see its log" if script else "the run is starting")
-    timeout_s = stored(folder.resolved_json).get("resources", {}).get("hang_timeout_s")
+    timeout_s = number(mapping(stored(folder.resolved_json), "resources"), "hang_timeout_s")
     timeout_s = timeout_s or ResourcesSection().hang_timeout_s
     places = [_place(beat, PATIENCE * timeout_s) for _, beat in sorted(beats.items())]
     if stands_still(places) or any(place.silent for place in places):
         hang = _held_up(folder, attempt, places)
         if hang is not None:
-            pid = None if hang.rank is None else beats[hang.rank].get("pid")
+            pid = None if hang.rank is None else whole(beats[hang.rank], "pid")
             return Standing(hang.why, hang, pid)
     return Standing(_figures(folder, attempt, beats))
 
@@ -75,9 +76,9 @@ def _place(beat: Mapping[str, Any], timeout_s: float) -> Place:
         there_s=now_s - beat["section_since_s"],
         limit_s=limit_s(beat, timeout_s),
         silent_s=now_s - beat["time_s"],
-        done=beat.get("step") or 0,
-        pid=beat.get("pid"),
-        node=beat.get("node"),
+        done=whole(beat, "step") or 0,
+        pid=whole(beat, "pid"),
+        node=text(beat, "node"),
     )
 
 
@@ -85,16 +86,18 @@ def _figures(folder: RunFolder, attempt: int, beats: Mapping[int, Mapping[str, A
     """Say how far the run is, how fast, and how long it will take, as measured."""
     steps = [r for r in records.read(folder.metrics_jsonl) if r.get("kind") == "train" and r.get("attempt") == attempt]
     where = ", ".join(f"rank {rank} in `{beat['section']}`" for rank, beat in sorted(beats.items())[:8])
-    if not steps:
+    steps = [record for record in steps if whole(record, "step") is not None]
+    paces_s = [step_s for record in steps[-RECENT_STEPS:] if (step_s := number(record, "step_s")) is not None]
+    if not paces_s:
         return f"the run goes on, no step is done yet: {where}"
-    last, total = steps[-1], next(iter(beats.values())).get("total_steps") or 0
-    step_s = fmean(record["step_s"] for record in steps[-RECENT_STEPS:])
+    last, total = steps[-1], whole(next(iter(beats.values())), "total_steps") or 0
+    step, step_s, loss = whole(last, "step") or 0, fmean(paces_s), number(last, "loss")
     of_all = f" of {total:,}" if total else ""
-    left = f", {max(0, total - last['step']) * step_s / 60:.1f} min left" if total else ""
-    loss = "not finite" if last.get("loss") is None else f"{last['loss']:.4g}"
+    left = f", {max(0, total - step) * step_s / 60:.1f} min left" if total else ""
     return (
-        f"the run goes on: step {last['step']:,}{of_all}, {step_s:.3g} s a step, "
-        f"{last.get('tokens_per_s') or 0:,.0f} tokens/s, loss {loss}{left} (measured); {where}"
+        f"the run goes on: step {step:,}{of_all}, {step_s:.3g} s a step, "
+        f"{number(last, 'tokens_per_s') or 0:,.0f} tokens/s, loss {'not finite' if loss is None else f'{loss:.4g}'}"
+        f"{left} (measured); {where}"
     )
 
 

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any, Final
 
 from trainwright.runs import records
+from trainwright.runs.values import mapping, mappings, number, whole
 
 USED_PCT: Final = 50.0
 """GPU utilisation that the guides ask for at least (S2-18)."""
@@ -60,44 +61,42 @@ def read_samples(paths: Sequence[Path]) -> Samples | None:
         for record in records.read(path):
             found.count += 1
             found.place = path.name
-            _host(found, record.get("host"))
-            for gpu in _mappings(record.get("gpus")):
+            _host(found, mapping(record, "host"))
+            for gpu in mappings(record, "gpus"):
                 _gpu(found, gpu)
-            for rank in _mappings(record.get("ranks")):
+            for rank in mappings(record, "ranks"):
                 _rank(found, rank)
     return found if found.count else None
 
 
-def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
-    yield from (item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
-
-
-def _host(found: Samples, host: object) -> None:
-    kills = host.get("oom_kill_total") if isinstance(host, dict) else None
-    if isinstance(kills, int):
+def _host(found: Samples, host: Mapping[str, Any]) -> None:
+    kills = whole(host, "oom_kill_total")
+    if kills is not None:
         found.oom_kills = (found.oom_kills[0] if found.oom_kills else kills, kills)
 
 
 def _gpu(found: Samples, gpu: Mapping[str, Any]) -> None:
-    index = gpu.get("index")
-    if not isinstance(index, int):
+    index, last_xid = whole(gpu, "index"), whole(gpu, "last_xid")
+    if index is None:
         return
     if gpu.get("lost") is True:
         found.lost.add(index)
-    if gpu.get("xid_total") and isinstance(gpu.get("last_xid"), int):
-        found.xid = (index, gpu["last_xid"])
-    if isinstance(gpu.get("utilization_pct"), int | float):
-        found.utilisation.append(float(gpu["utilization_pct"]))
-    if any(word in str(reason) for reason in gpu.get("throttle_reasons") or () for word in _HEAT):
+    if gpu.get("xid_total") and last_xid is not None:
+        found.xid = (index, last_xid)
+    utilisation, temperature = number(gpu, "utilization_pct"), number(gpu, "temperature_c")
+    if utilisation is not None:
+        found.utilisation.append(utilisation)
+    reasons = gpu.get("throttle_reasons")
+    if isinstance(reasons, list) and any(word in str(reason) for reason in reasons for word in _HEAT):
         found.throttled[index] += 1
-    if isinstance(gpu.get("temperature_c"), int | float):
-        found.hottest[index] = max(found.hottest.get(index, 0.0), float(gpu["temperature_c"]))
+    if temperature is not None:
+        found.hottest[index] = max(found.hottest.get(index, 0.0), temperature)
 
 
 def _rank(found: Samples, rank: Mapping[str, Any]) -> None:
-    number = rank.get("rank")
-    if isinstance(number, int):
-        found.ranks[number] = dict(rank)
+    index = whole(rank, "rank")
+    if index is not None:
+        found.ranks[index] = dict(rank)
         found.waiting_for_disk += rank.get("process_state") == "D"
 
 
@@ -139,14 +138,12 @@ def _straggler(samples: Samples) -> Iterator[Seen]:
 
 def _compute_s(record: Mapping[str, Any]) -> float | None:
     """Seconds of forward and backward pass a step, means: medians hide a rank that is throttled now and then."""
-    steps = record.get("steps_total") or 0
+    steps = whole(record, "steps_total") or 0
     return (_section(record, "forward") + _section(record, "backward")) / steps if steps >= FEWEST else None
 
 
 def _section(record: Mapping[str, Any], name: str) -> float:
-    sections = record.get("sections_s_total")
-    value = sections.get(name) if isinstance(sections, dict) else None
-    return float(value) if isinstance(value, int | float) else 0.0
+    return number(mapping(record, "sections_s_total"), name) or 0.0
 
 
 def _why_idle(samples: Samples) -> Seen:

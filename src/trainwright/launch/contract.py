@@ -169,7 +169,7 @@ def _inputs(prepared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _compared_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[Difference], tuple[str, ...]]:
     """Return what differs in the files of each key, and the keys that are known on one side only."""
-    both = [key for key in now if key in before]
+    both = [key for key in now if isinstance(before.get(key), Mapping)]
     differences = [
         Difference(f"{found.key} ({key})", found.before, found.now, key)
         for key in both

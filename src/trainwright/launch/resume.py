@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.job.course import Position
 from trainwright.launch.contract import TEMPLATE, Level, Verdict, compare
 from trainwright.runs.checkpoints import CorruptCheckpoint, Manifest, newest_valid, verify
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.manifest import MANIFEST_NAME
+from trainwright.runs.values import number, whole
 from trainwright.runs.writing import read_json
 
 
@@ -25,12 +28,22 @@ class Start:
 
 
 def finished_record(folder: RunFolder) -> dict[str, Any] | None:
-    """Return what the end of the run left beside the final model, None while it has not ended."""
+    """Return what the end of the run left beside the final model, None while it has not ended.
+
+    Raises:
+        UserError: it is damaged.
+    """
     path = folder.final_model_dir / "trainwright.json"
     if not path.exists():
         return None
-    record: dict[str, Any] = read_json(path)
-    return record
+    record = read_json(path)
+    contract = record.get("contract") if isinstance(record, dict) else None
+    if not isinstance(contract, dict) or not all(isinstance(group, dict) for group in contract.values()):
+        raise UserError(
+            f"{path} does not say what the finished run was",
+            hints=["`--fresh` starts again from nothing; the old folder is kept under another name"],
+        )
+    return dict(record)
 
 
 def is_finished(folder: RunFolder, contract: Mapping[str, Any], allowed: Collection[str]) -> bool:
@@ -79,14 +92,16 @@ def _checkpoint(folder: RunFolder, resume: str | None) -> tuple[Path | None, Man
     if resume is not None and resume != "latest":
         path = Path(resume)
         try:
-            return path, verify(path, folder.run_id), []
+            named = verify(path, folder.run_id)
+            _require_state(named)
+            return path, named, []
         except CorruptCheckpoint as error:
             raise UserError(
                 f"{path} cannot be resumed from: {error.reason}",
                 hints=["`--resume` without a path takes the newest whole checkpoint"],
                 exit_code=ExitCode.NO_VALID_CHECKPOINT,
             ) from error
-    found, manifest, skipped = newest_valid(folder)
+    found, manifest, skipped = newest_valid(folder, _require_state)
     lines = [f"Skipped {entry.path.name}: {entry.reason}" for entry in skipped]
     if found is None and (skipped or resume == "latest"):
         what = "no checkpoint is whole" if skipped else "there is no checkpoint to resume from"
@@ -97,6 +112,21 @@ def _checkpoint(folder: RunFolder, resume: str | None) -> tuple[Path | None, Man
             exit_code=ExitCode.NO_VALID_CHECKPOINT,
         )
     return found, manifest, lines
+
+
+def _require_state(manifest: Manifest) -> None:
+    """Refuse a manifest that is whole and holds nonsense where a run would go on from."""
+    position, best, shares = (manifest.state.get(name) for name in ("position", "best", "rank_samples"))
+    counts = [whole(position, field.name) for field in fields(Position)] if isinstance(position, dict) else [None]
+    sound = all(count is not None and count >= 0 for count in counts)
+    if isinstance(best, dict):
+        sound = sound and whole(best, "step") is not None and number(best, "eval_loss") is not None
+    elif best is not None:
+        sound = False
+    if shares is not None:
+        sound = sound and isinstance(shares, list) and all(type(share) is int and share >= 0 for share in shares)
+    if not sound or not isinstance(manifest.state.get("scalars", {}), dict):
+        raise CorruptCheckpoint(f"{MANIFEST_NAME} does not say where the run stood")
 
 
 def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.reports.records import document, number, text, whole
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import document, number, text, whole
 from trainwright.watch.run_state import ENDS
 
 
@@ -45,7 +45,7 @@ def read_attempts(
     """Return all attempts of which there is a sign; `spans` is when samples saw each of them first and last."""
     events = list(events)
     started = {whole(event, "attempt"): event for event in events if event.get("event") == "started"}
-    ended = {whole(event, "attempt"): event for event in events if event.get("event") in ENDS}
+    ended = {whole(event, "attempt"): event for event in events if text(event, "event") in ENDS}
     folders = {number: path for path in folder.logs_dir.glob("attempt_*") if (number := _number_of(path)) is not None}
     numbers = {number for number in (*started, *ended, *folders, *spans) if number}
     return [

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from trainwright.reports.records import mapping, number, text, whole
 from trainwright.reports.samples import Samples
 from trainwright.reports.steps import Steps
+from trainwright.runs.values import mapping, number, text, whole
 
 Unit = Literal["bytes", "s"]
 _MEMORY: Final = {

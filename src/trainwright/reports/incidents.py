@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from trainwright.out_of_memory import LESS_MEMORY
 from trainwright.reports.attempts import Attempt
-from trainwright.reports.records import mapping, number, text, whole
 from trainwright.reports.steps import Steps
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import mapping, number, text, whole
 
 LAST_LINES: Final = 12
 """How much of what a rank said at its end is shown; its log has the rest."""

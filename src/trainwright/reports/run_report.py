@@ -12,12 +12,12 @@ from trainwright.reports.attempts import Attempt, read_attempts, worked_s
 from trainwright.reports.compared import Compared, compare
 from trainwright.reports.incidents import Incident, alarms, incidents
 from trainwright.reports.plots import Plot, plots_of
-from trainwright.reports.records import document, mapping, text, whole
 from trainwright.reports.samples import Samples, read_samples
 from trainwright.reports.steps import Steps, read_steps
 from trainwright.reports.summary import Documents, Summary, summary_of
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import document, mapping, text, whole
 
 MOST_INCIDENTS: Final = 200
 
@@ -94,8 +94,10 @@ class RunReport:
 def read_report(folder: RunFolder) -> RunReport:
     """Read a run: unfinished, failed or damaged, `missing` says what could not be told."""
     documents = Documents.of(folder)
-    events = list(records.read(folder.events_jsonl))
-    steps, samples = read_steps(folder.metrics_jsonl), read_samples(folder)
+    lost = {path: records.PassedOver() for path in (folder.events_jsonl, folder.metrics_jsonl, folder.system_jsonl)}
+    events = list(records.read(folder.events_jsonl, lost[folder.events_jsonl]))
+    steps = read_steps(folder.metrics_jsonl, lost[folder.metrics_jsonl])
+    samples = read_samples(folder, lost[folder.system_jsonl])
     attempts = read_attempts(folder, events, samples.spans)
     summary = summary_of(folder, documents, events, attempts, samples, steps.last)
     happened = [*incidents(events, attempts, steps), *alarms(folder, samples.heard_s)]
@@ -116,7 +118,11 @@ def read_report(folder: RunFolder) -> RunReport:
         plots=tuple(plots_of(steps, samples)),
         incidents=tuple(happened[:MOST_INCIDENTS]),
         finding=_finding(folder, summary),
-        missing=(*documents.missing, *_missing(folder, steps, samples, attempts, len(happened))),
+        missing=(
+            *documents.missing,
+            *(f"{path.name}: {of.count:,} records cannot be read" for path, of in lost.items() if of.count),
+            *_missing(folder, steps, samples, attempts, len(happened)),
+        ),
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from trainwright.hardware.reading import GIB
 from trainwright.reports.curves import Curve
-from trainwright.reports.records import mapping, mappings, number, text, whole
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import mapping, mappings, number, text, whole
 from trainwright.watch.following import evenly
 from trainwright.watch.ranks import read_ranks
 
@@ -163,9 +163,9 @@ class Samples:
         return next((gpu for gpu in self.gpus.values() if uuid is not None and gpu.uuid == uuid), None)
 
 
-def read_samples(folder: RunFolder) -> Samples:
+def read_samples(folder: RunFolder, passed_over: records.PassedOver | None = None) -> Samples:
     """Read the samples of all nodes, and what each rank said last."""
-    files = [_timed(records.read(path)) for path in sorted(folder.path.glob("system*.jsonl"))]
+    files = [_timed(records.read(path, passed_over)) for path in sorted(folder.path.glob("system*.jsonl"))]
     return _of(folder, heapq.merge(*files, key=lambda timed: timed[0]))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from trainwright.reports.records import text, whole
 from trainwright.reports.run_report import RunReport
+from trainwright.runs.values import text, whole
 from trainwright.scaling.claims import CLAIMS
 
 Kind = Literal["text", "count", "bytes", "pct", "s", "duration", "rate", "ratio", "loss"]

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any, Final
 
 from trainwright.reports.curves import Curve
-from trainwright.reports.records import column, number, whole
 from trainwright.runs import records
+from trainwright.runs.values import column, number, whole
 
 FIGURES: Final = ("loss", "learning_rate", "tokens_per_s", "step_s", "grad_norm", "memory_gib")
 
@@ -87,13 +87,14 @@ class Steps:
             self.eval_loss = loss
 
 
-def read_steps(path: Path) -> Steps:
-    """Read all records; lines that are cut short or make no sense are passed over."""
-    steps = Steps()
+def read_steps(path: Path, passed_over: records.PassedOver | None = None) -> Steps:
+    """Read all records; lines that are cut short or make no sense are passed over, and counted."""
+    steps, passed_over = Steps(), passed_over or records.PassedOver()
     batch: list[dict[str, Any]] = []
-    for record in records.read(path):
-        kind, step = record.get("kind"), record.get("step")
-        if type(step) is not int or kind not in ("train", "eval"):
+    for record in records.read(path, passed_over):
+        kind, step = record.get("kind"), whole(record, "step")
+        if step is None or kind not in ("train", "eval"):
+            passed_over.count += 1
             continue
         if batch and (
             kind == "eval"

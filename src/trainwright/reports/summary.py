@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from trainwright.errors import ExitCode
 from trainwright.reports.attempts import Attempt, read_attempts, worked_s
-from trainwright.reports.records import document, mapping, mappings, number, text, whole
 from trainwright.reports.samples import Samples, first_and_last
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import may_be_held
+from trainwright.runs.values import document, mapping, mappings, number, text, whole
 from trainwright.watch.following import TAIL_BYTES, Follower
 from trainwright.watch.run_state import state_of
 

@@ -109,7 +109,7 @@ class RunLock:
         deadline_s = time.monotonic() + 1
         holder: dict[str, Any] = {}
         while (not holder or _is_dead(holder)) and time.monotonic() < deadline_s:
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 holder = dict(json.loads(os.pread(self._fd, 4096, 0)))
             time.sleep(0.01)
         return holder
@@ -122,7 +122,7 @@ def may_be_held(folder: RunFolder) -> bool:
     """
     try:
         holder = json.loads(folder.lock_file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(holder, dict) and not _is_dead(holder)
 

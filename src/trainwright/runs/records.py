@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,15 +30,29 @@ def append(path: Path, record: Mapping[str, object]) -> None:
         os.close(fd)
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield every whole record, oldest first, without lines that a kill cut short; a missing file has no records."""
+@dataclass
+class PassedOver:
+    """How many records a reader could make nothing of."""
+
+    count: int = 0
+
+
+def read(path: Path, passed_over: PassedOver | None = None) -> Iterator[dict[str, Any]]:
+    """Yield every whole record, oldest first; a missing file has no records.
+
+    Lines that a kill cut short, and whatever else is no record, are passed over and counted.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
         while lines := list(itertools.islice(file, _AT_ONCE)):
-            yield from (record for record in _parsed(lines) if isinstance(record, dict))
+            parsed = _parsed(lines)
+            found = [record for record in parsed if isinstance(record, dict)]
+            if passed_over is not None:
+                passed_over.count += len(parsed) - len(found)
+            yield from found
 
 
 def _parsed(lines: Sequence[bytes]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,12 @@ class Skipped:
     reason: str
 
 
-def newest_valid(folder: RunFolder) -> tuple[Path | None, Manifest | None, list[Skipped]]:
+def newest_valid(
+    folder: RunFolder, check: Callable[[Manifest], None] = lambda manifest: None
+) -> tuple[Path | None, Manifest | None, list[Skipped]]:
     """Return the newest checkpoint of this run whose every file verifies, and all those passed over on the way.
+
+    `check` raises CorruptCheckpoint for one whose state its reader could make nothing of.
 
     Newest is the largest step of the latest attempt that committed one: an attempt that resumed from an earlier step,
     because a later checkpoint was damaged or the user said so, is the run's history from there on.
@@ -29,6 +34,7 @@ def newest_valid(folder: RunFolder) -> tuple[Path | None, Manifest | None, list[
     skipped: list[Skipped] = []
     for path, manifest in _newest_first(folder, skipped):
         try:
+            check(manifest)
             return path, verify(path, manifest.run_id), skipped
         except CorruptCheckpoint as error:
             skipped.append(Skipped(path, error.reason))

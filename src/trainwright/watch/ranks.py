@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import psutil
 
+from trainwright.errors import UserError
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.writing import read_json
 from trainwright.watch.samples import RankSample
 
 # psutil's words for the letters of proc(5).
@@ -27,8 +28,9 @@ def read_ranks(folder: RunFolder, attempt: int | None) -> list[RankSample]:
     ranks = []
     for path in folder.ranks_dir.glob("rank_*.json"):
         try:
-            rank = RankSample.from_json(json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
+            content = read_json(path)
+            rank = RankSample.from_json(content if isinstance(content, dict) else {})
+        except (OSError, UserError, ValueError):
             continue  # being written for the first time, or no rank's file at all
         if attempt is None or rank.attempt == attempt:
             ranks.append(rank)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB
 from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.runs.folder import RunFolder
-from trainwright.runs.writing import read_json
+from trainwright.runs.records import PassedOver
+from trainwright.runs.values import document, mapping, mappings, number, text, understood, whole
 from trainwright.watch.alerts.standing import Alert, standing_after
 from trainwright.watch.following import TAIL_BYTES, Follower, evenly
 from trainwright.watch.ranks import read_ranks
@@ -38,10 +38,12 @@ class RunReader:
         """Return the run as its files tell it now."""
         folder, now_s = self._folder, time.time()
         system_files = sorted(folder.path.glob("system*.jsonl"))
-        tails = [_samples(Follower(path, from_end=TAIL_BYTES).new()) for path in system_files]
+        lost = PassedOver()
+        tails = [list(understood(Sample.from_json, _of_nodes(path), lost)) for path in system_files]
         nodes = tuple(tail[-1] for tail in tails if tail)
         ranks = self._ranks(nodes, tails)
-        alerts = [alert for path in sorted(folder.path.glob("alerts*.jsonl")) for alert in _alerts(path)]
+        alert_files = sorted(folder.path.glob("alerts*.jsonl"))
+        alerts = [alert for path in alert_files for alert in understood(Alert.from_json, Follower(path).new(), lost)]
         alerts.sort(key=lambda alert: alert.time_s)
         last = _last_step(folder.metrics_jsonl)
         status = self._status(last, ranks, nodes, tails, now_s)
@@ -55,6 +57,7 @@ class RunReader:
             alerts_fired=sum(alert.state == "fired" for alert in alerts),
             curves_by_step=self._curves_by_step(last),
             curves_by_time=_curves_by_time(system_files),
+            unreadable=lost.count,
         )
 
     def _ranks(self, nodes: Sequence[Sample], tails: Sequence[Sequence[Sample]]) -> tuple[RankView, ...]:
@@ -80,7 +83,7 @@ class RunReader:
         folder = self._folder
         first_rank = ranks[0].sample if ranks else None
         state, detail = self._state(ranks, nodes, now_s)
-        step, total_steps = last.get("step"), first_rank.total_steps if first_rank else None
+        step, total_steps = whole(last, "step"), first_rank.total_steps if first_rank else None
         checkpoint = folder.checkpoints()
         eval_loss = self._new_evaluations()
         return RunStatus(
@@ -91,13 +94,13 @@ class RunReader:
             attempt=first_rank.attempt if first_rank else None,
             step=step,
             total_steps=total_steps or None,
-            epoch=last.get("epoch"),
-            loss=last.get("loss"),
+            epoch=number(last, "epoch"),
+            loss=number(last, "loss"),
             eval_loss=eval_loss,
-            learning_rate=last.get("learning_rate"),
-            grad_norm=last.get("grad_norm"),
-            tokens_per_s=last.get("tokens_per_s"),
-            step_s=last.get("step_s"),
+            learning_rate=number(last, "learning_rate"),
+            grad_norm=number(last, "grad_norm"),
+            tokens_per_s=number(last, "tokens_per_s"),
+            step_s=number(last, "step_s"),
             left_s=_left_s(tails, step, total_steps) if state == "running" else None,
             checkpoint_step=checkpoint[0][0] if checkpoint else None,
             checkpoint_age_s=_age_s(checkpoint[0][1], now_s) if checkpoint else None,
@@ -112,21 +115,25 @@ class RunReader:
 
     def _new_evaluations(self) -> float | None:
         for record in self._evaluations.new(containing=b'"kind":"eval"'):
-            if isinstance(record.get("loss"), int | float):
-                self._eval_losses = [point for point in self._eval_losses if point[0] < record["step"]]
-                self._eval_losses.append((record["step"], record["loss"]))
+            step, loss = whole(record, "step"), number(record, "loss")
+            if step is not None and loss is not None:
+                self._eval_losses = [point for point in self._eval_losses if point[0] < step]
+                self._eval_losses.append((step, loss))
         return self._eval_losses[-1][1] if self._eval_losses else None
 
     def _curves_by_step(self, last: Mapping[str, Any]) -> dict[str, Points]:
-        chosen = [record for record in evenly(self._folder.metrics_jsonl, CURVE_POINTS) if record["kind"] == "train"]
-        kept: list[Mapping[str, Any]] = []
-        for record in [*chosen, last] if last else chosen:
+        found = evenly(self._folder.metrics_jsonl, CURVE_POINTS)
+        chosen = [record for record in found if record.get("kind") == "train"]
+        kept: list[tuple[int, Mapping[str, Any]]] = []
+        for record in [*chosen, last]:
+            if (step := whole(record, "step")) is None:
+                continue
             # A resumed attempt did these steps again: what it found counts.
-            while kept and kept[-1]["step"] >= record["step"]:
+            while kept and kept[-1][0] >= step:
                 kept.pop()
-            kept.append(record)
+            kept.append((step, record))
         curves = {
-            name: tuple((record["step"], record[name]) for record in kept if record.get(name) is not None)
+            name: tuple((step, value) for step, record in kept if (value := number(record, name)) is not None)
             for name in ("loss", "tokens_per_s")
         }
         return curves | {"eval_loss": tuple(self._eval_losses)}
@@ -135,7 +142,7 @@ class RunReader:
 def _last_step(metrics: Path) -> dict[str, Any]:
     """Return the newest record of a step, nothing if there is none."""
     records = list(Follower(metrics, from_end=TAIL_BYTES).new(containing=b'"kind":"train"'))
-    return records[-1] if records else {}
+    return next((record for record in reversed(records) if whole(record, "step") is not None), {})
 
 
 def _curves_by_time(system_files: Sequence[Path]) -> dict[str, Points]:
@@ -143,17 +150,19 @@ def _curves_by_time(system_files: Sequence[Path]) -> dict[str, Points]:
 
     From the records as they are: to make samples of all these would take longer than reading them.
     """
-    records = [record for record in evenly(system_files[0], CURVE_POINTS) if "host" in record] if system_files else []
+    records = evenly(system_files[0], CURVE_POINTS) if system_files else []
+    timed = [(time_s, record) for record in records if (time_s := number(record, "time_s")) is not None]
     figures: dict[str, Callable[[dict[str, Any]], list[float | None]]] = {
-        "gpu_utilization_pct": lambda record: [gpu.get("utilization_pct") for gpu in record["gpus"]],
+        "gpu_utilization_pct": lambda record: [number(gpu, "utilization_pct") for gpu in mappings(record, "gpus")],
         "gpu_memory_pct": lambda record: [
-            _ratio(gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes"), 100) for gpu in record["gpus"]
+            _ratio(number(gpu, "memory_used_bytes"), number(gpu, "memory_total_bytes"), 100)
+            for gpu in mappings(record, "gpus")
         ],
-        "host_available_gib": lambda record: [_ratio(record["host"].get("memory_available_bytes"), GIB)],
+        "host_available_gib": lambda record: [_ratio(number(mapping(record, "host"), "memory_available_bytes"), GIB)],
     }
     curves = {}
     for name, of in figures.items():
-        known = [(record["time_s"], [value for value in of(record) if value is not None]) for record in records]
+        known = [(time_s, [value for value in of(record) if value is not None]) for time_s, record in timed]
         curves[name] = tuple((time_s, round(fmean(values), 2)) for time_s, values in known if values)
     return curves
 
@@ -162,12 +171,8 @@ def _ratio(value: float | None, whole: float | None, times: float = 1) -> float 
     return None if value is None or not whole else times * value / whole
 
 
-def _samples(records: Iterable[dict[str, Any]]) -> list[Sample]:
-    return [Sample.from_json(record) for record in records if "host" in record]
-
-
-def _alerts(path: Path) -> list[Alert]:
-    return [Alert.from_json(record) for record in Follower(path).new()]
+def _of_nodes(path: Path) -> Iterator[dict[str, Any]]:
+    return (record for record in Follower(path, from_end=TAIL_BYTES).new() if "host" in record)
 
 
 def _with_shares(rank: RankSample, tails: Sequence[Sequence[Sample]]) -> RankView:
@@ -217,8 +222,8 @@ def _age_s(path: Path, now_s: float) -> float | None:
 
 
 def _layout(folder: RunFolder) -> str | None:
-    try:
-        layout = read_json(folder.plan_json)["layout"]
-        return f"{layout['ranks']} x {layout['device']}, {layout['strategy']}, {layout['precision']}"
-    except (FileNotFoundError, UserError, KeyError, TypeError):
+    layout = mapping(document(folder.plan_json, []), "layout")
+    ranks, words = whole(layout, "ranks"), [text(layout, name) for name in ("device", "strategy", "precision")]
+    if ranks is None or None in words:
         return None
+    return f"{ranks} x {words[0]}, {words[1]}, {words[2]}"

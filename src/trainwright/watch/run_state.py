@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trainwright.launch.failures import telling_line
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import text, whole
 from trainwright.watch import spell
 from trainwright.watch.view import RunState
 
@@ -32,8 +33,8 @@ def state_of(
     told = [event for event in events if event.get("event") in ("started", *ENDS)]
     if told and told[-1]["event"] in ENDS:
         end = told[-1]
-        if newest_attempt <= end.get("attempt", 0):
-            return ENDS[end["event"]], telling_line(str(end.get("text", "")))
+        if newest_attempt <= (whole(end, "attempt") or 0):
+            return ENDS[end["event"]], telling_line(text(end, "text") or "")
     if heard_s is None:
         return "preparing", None
     if now_s - heard_s > SILENT_S:

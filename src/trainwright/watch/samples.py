@@ -7,9 +7,10 @@ told even when others in between were thinned out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
+
+from trainwright.runs.values import mapping, mappings, of_kind, understood
 
 SCHEMA_VERSION = 1
 
@@ -76,14 +77,8 @@ class GpuSample:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GpuSample:
         """Read what `to_json` of a sample wrote."""
-        processes, instances, reasons = data.get("processes"), data.get("instances"), data.get("throttle_reasons")
-        return _known(
-            cls,
-            data,
-            processes=None if processes is None else tuple(_known(GpuProcess, process) for process in processes),
-            instances=None if instances is None else tuple(_known(MigInstance, instance) for instance in instances),
-            throttle_reasons=None if reasons is None else tuple(reasons),
-        )
+        processes, instances = _all_of(GpuProcess, data, "processes"), _all_of(MigInstance, data, "instances")
+        return of_kind(cls, data, processes=processes, instances=instances)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +107,7 @@ class HostSample:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostSample:
         """Read what `to_json` of a sample wrote."""
-        cores = data.get("cores_pct")
-        return _known(cls, data, cores_pct=None if cores is None else tuple(cores))
+        return of_kind(cls, data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +140,7 @@ class RankSample:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RankSample:
         """Read what a rank, or `to_json` of a sample, wrote."""
-        return _known(cls, data)
+        return of_kind(cls, data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +161,17 @@ class Sample:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        """Read what `to_json` wrote."""
-        return _known(
+        """Read what `to_json` wrote; values that make no sense are not available.
+
+        Raises:
+            ValueError: it is no sample.
+        """
+        return of_kind(
             cls,
             data,
-            host=HostSample.from_json(data["host"]),
-            gpus=tuple(GpuSample.from_json(gpu) for gpu in data.get("gpus", ())),
-            ranks=tuple(RankSample.from_json(rank) for rank in data.get("ranks", ())),
-            notes=tuple(data.get("notes", ())),
+            host=HostSample.from_json(mapping(data, "host")),
+            gpus=tuple(understood(GpuSample.from_json, mappings(data, "gpus"))),
+            ranks=tuple(understood(RankSample.from_json, mappings(data, "ranks"))),
         )
 
 
@@ -185,12 +182,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _known(kind: type[Part], data: Mapping[str, Any], **parts: Any) -> Part:
-    """Return `kind` of the fields that it knows: a file may come from a later version."""
-    names = _field_names(kind)  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in data.items() if name in names} | parts)
-
-
-@cache
-def _field_names(kind: Any) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind))
+def _all_of(kind: type[Part], data: Mapping[str, Any], name: str) -> tuple[Part, ...] | None:
+    """Return the parts of a list that make sense, None where there is no list."""
+    found = understood(lambda part: of_kind(kind, part), mappings(data, name))
+    return tuple(found) if isinstance(data.get(name), list) else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from typing import Final
 
 from trainwright.hardware.reading import GIB, MIB
 
 NOT_AVAILABLE = "n/a"
+LONGEST_S: Final = 253_000_000_000.0
+"""From 1970 to near the end of the year 9999, beyond which there is no date."""
 
 
 def number(value: float | None, spec: str = ",.4g", unit: str = "") -> str:
@@ -40,11 +43,13 @@ def rate(bytes_s: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return a time span, as 0:12:10 from a minute on."""
-    if seconds is None:
+    if seconds is None or abs(seconds) > LONGEST_S:
         return NOT_AVAILABLE
     return f"{seconds:.0f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))
 
 
 def clock(time_s: float) -> str:
-    """Return a moment as the time of the day here."""
+    """Return a moment as the time of the day here; one before 1970 or after the year 9999 is none."""
+    if not 0 <= time_s < LONGEST_S:
+        return NOT_AVAILABLE
     return datetime.datetime.fromtimestamp(time_s).strftime("%H:%M:%S")

@@ -62,6 +62,8 @@ class View:
     """How often one fired so far."""
     curves_by_step: Mapping[str, Points] = field(default_factory=dict)
     curves_by_time: Mapping[str, Points] = field(default_factory=dict)
+    unreadable: int = 0
+    """Samples and alerts of the run's files that make no sense, and are left out."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; null is "not available"."""

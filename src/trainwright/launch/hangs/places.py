@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from trainwright.errors import UserError
 from trainwright.runs.folder import RunFolder
+from trainwright.runs.values import number, text, whole
 from trainwright.runs.writing import read_json
 
 STEP_SECTIONS: Final = ("data", "forward", "backward", "communication", "optimizer")
@@ -84,5 +85,17 @@ def _records(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
             record = read_json(path)
         except (OSError, UserError):
             continue  # being written for the first time, or no rank's file at all
-        if isinstance(record, dict) and {"rank", "section", "section_since_s", "time_s"} <= record.keys():
+        if isinstance(record, dict) and _is_heartbeat(record):
             yield record
+
+
+def _is_heartbeat(record: Mapping[str, Any]) -> bool:
+    times = (number(record, "section_since_s"), number(record, "time_s"))
+    p99_s = record.get("sections_p99_s") or {}
+    return (
+        whole(record, "rank") is not None
+        and text(record, "section") is not None
+        and None not in times
+        and isinstance(p99_s, dict)
+        and all(number(p99_s, name) is not None for name in p99_s)
+    )

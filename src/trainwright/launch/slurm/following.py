@@ -28,6 +28,7 @@ from trainwright.launch.slurm.submission import (
 from trainwright.launch.slurm.waiting import expected_start
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
+from trainwright.runs.values import whole
 
 POLL_S: Final = 2.0
 QUICK_S: Final = 5.0
@@ -132,7 +133,7 @@ def status_of(folder: RunFolder) -> Status:
         starts=starts,
         restarts=job.restarts if job else 0,
         attempt=folder.attempt,
-        step=steps[-1]["step"] if steps else 0,
+        step=next((step for record in reversed(steps) if (step := whole(record, "step")) is not None), 0),
         total_steps=_total_steps(folder),
         checkpoint=checkpoints[0][0] if checkpoints else None,
         outcome=_outcome(folder, job, live, slurm_error),

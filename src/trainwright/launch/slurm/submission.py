@@ -28,6 +28,7 @@ from trainwright.plan.slurm.wait import Wait
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
 from trainwright.runs.records import read
+from trainwright.runs.values import of_kind
 from trainwright.runs.writing import read_json, write_json_atomic, write_text_atomic
 
 KNOWN_STEPS: Final = 1000
@@ -95,6 +96,8 @@ class Submission:
     def read(cls, path: Path) -> Submission:
         """Return what `write` wrote."""
         content: dict[str, Any] = read_json(path)
+        if not isinstance(content, dict) or not {field.name for field in dataclasses.fields(cls)} <= content.keys():
+            raise UserError(f"{path} is damaged", hints=["submit the job again: trainwright submit JOB"])
         fields = {field.name for field in dataclasses.fields(SlurmRequest)}
         return cls(
             job=Job.model_validate(content["job"]),
@@ -125,7 +128,7 @@ class Submitted:
         """Return what `write` wrote.
 
         Raises:
-            UserError: the run was never submitted.
+            UserError: the run was never submitted, or the file is damaged.
         """
         try:
             content = read_json(folder.submitted_json)
@@ -135,7 +138,13 @@ class Submitted:
                 hints=["submit it: trainwright submit JOB"],
                 exit_code=ExitCode.MISSING,
             ) from None
-        return cls(job_ids=tuple(content["job_ids"]), submitted_at=content["submitted_at"])
+        try:
+            return of_kind(cls, content if isinstance(content, dict) else {})
+        except ValueError as error:
+            raise UserError(
+                f"{folder.submitted_json} does not say which jobs are the run's: it is damaged",
+                hints=["squeue --me shows your jobs", f"trainwright submit {folder.resolved_json} submits it again"],
+            ) from error
 
 
 def new_submission(

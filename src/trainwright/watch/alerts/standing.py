@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trainwright.runs.values import of_kind
 from trainwright.watch import spell
 from trainwright.watch.alerts.conditions import Condition, Severity
 from trainwright.watch.samples import SCHEMA_VERSION
@@ -23,7 +24,7 @@ class Alert:
     what: str
     advice: str
     figures: Mapping[str, Any]
-    threshold: Mapping[str, Any]
+    threshold: Mapping[str, float]
     since_s: float
     node: str | None = None
     attempt: int | None = None
@@ -39,8 +40,12 @@ class Alert:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Alert:
-        """Read what `to_json` wrote."""
-        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is no alert.
+        """
+        return of_kind(cls, data)
 
 
 @dataclass
