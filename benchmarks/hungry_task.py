@@ -62,6 +62,7 @@ class Hungry(CausalLM):
     ) -> None:
         super().__init__(job, tokenizer)
         self._message, self._ranks = MESSAGES[message], ranks
+        self._pad = tokenizer.pad_token_id
         self._room = {True: room, False: evaluation_room}
         self._from_pass = {True: step, False: evaluation_pass}
         self._passes = {True: 0, False: 0}
@@ -79,8 +80,7 @@ class Hungry(CausalLM):
         return super().loss_sum(model, batch)
 
     def _record(self, batch: dict[str, torch.Tensor]) -> None:
-        shown = zip(batch["input_ids"], batch["attention_mask"], strict=True)
-        rows = [tokens[mask.bool()].tolist() for tokens, mask in shown]
+        rows = [tokens[tokens != self._pad].tolist() for tokens in batch["input_ids"]]
         name = f"shown-{os.environ['TRAINWRIGHT_ATTEMPT']}-{os.environ['RANK']}.jsonl"
         with (Path(sys.argv[1]) / name).open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
