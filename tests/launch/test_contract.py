@@ -50,6 +50,15 @@ def test_another_geometry_keeps_samples_and_learning_rate_of_each_step(now: dict
     assert not verdict.refused
 
 
+def test_harm_08_a_run_of_a_version_that_did_not_sort_goes_on() -> None:
+    """Its steps have the same samples, which stood in other micro-batches: sums may round differently."""
+    before = contract()
+    del before["geometry"]["micro-batches"]
+    verdict = resumed(before, contract())
+    assert verdict.level is Level.SAME_STEPS
+    assert list(map(str, verdict.differences)) == ["micro-batches: null -> by length"]
+
+
 def test_another_version_of_a_library_is_told() -> None:
     """R10"""
     before = contract()

@@ -22,12 +22,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trainwright.job.course import Batch, Position
 from trainwright.job.schema import Job
 from trainwright.train.balance import Balance
+from trainwright.train.cutting.split import Split
 from trainwright.train.data.tokenizer import train_tokenizer
 from trainwright.train.feeding import Feed
 from trainwright.train.loop import StepLoop
 from trainwright.train.ranks import Ranks
 from trainwright.train.sections import Sections
-from trainwright.train.split import Split
 from trainwright.train.strategies.fsdp2 import FullySharded
 from trainwright.train.strategies.replicated import Replicated
 from trainwright.train.tasks.causal_lm import CausalLM

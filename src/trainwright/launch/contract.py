@@ -96,6 +96,8 @@ def contract_of(
             **({"sync_each_micro_batch": True} if layout.sync_each_micro_batch else {}),
             **({"rank_samples": layout.rank_samples} if layout.rank_samples else {}),
             "attn_implementation": job.model.attn_implementation,
+            # Before, a micro-batch had neighbours in the order of the data, and decoders a mask of its padding.
+            "micro-batches": "by length",
             **{f"version of {name}": version for name in PACKAGES if (version := _version(name))},
         },
         "batch": {"train.global_batch_size": train.global_batch_size},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.job.schedule import apportion
-from trainwright.train.split import Split
+from trainwright.train.cutting.split import Split
 
 
 @dataclass(frozen=True)

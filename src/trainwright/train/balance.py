@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from trainwright.job.schedule import apportion
+from trainwright.train.cutting.split import Split
 from trainwright.train.ranks import Ranks
-from trainwright.train.split import Split
 from trainwright.train.stopwatch import Stopwatch
 
 PERIODS, PERIOD_S = 8, 1.25
@@ -110,7 +110,7 @@ def better(split: Split, token_s: Sequence[Sequence[float]]) -> Change | None:
     )
     if gain < LEAST_GAIN:
         return None
-    return Change(split, Split(weights, split.at_once), tuple(typical), gain, steady=min(gains) >= LEAST_GAIN)
+    return Change(split, replace(split, weights=weights), tuple(typical), gain, steady=min(gains) >= LEAST_GAIN)
 
 
 def _step_s(weights: Sequence[int], token_s: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from trainwright.train.assignment import Assignment
+from trainwright.train.cutting.dealing import longest_first
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.feeding import Feed, Samples
 from trainwright.train.precision import autocast
@@ -51,7 +52,7 @@ def evaluate(
     passes = -(-len(samples) // (assignment.eval_batch_size * ranks.world_size))
     parts = [np.array_split(together, ranks.world_size)[ranks.rank] for together in np.array_split(samples, passes)]
     # A rank whose part is empty goes through the pass all the same, with a sample that counts for nothing.
-    fed = [part if len(part) else samples[:1] for part in parts]
+    fed = [part if len(part) else samples[-1:] for part in parts]
     loss_sum = torch.zeros(
         (), dtype=torch.float32 if ranks.device.type == "mps" else torch.float64, device=ranks.device
     )
@@ -69,14 +70,14 @@ def rehearse(
     strategy: Strategy, task: Task, data: TokenDataset, ranks: Ranks, assignment: Assignment, *, limit: int | None
 ) -> None:
     """Go once through the longest held-out samples that a pass can hold, for the memory that it takes."""
-    samples = _held_out(data, limit)
-    longest = np.argsort(-data.lengths[samples], kind="stable")[: assignment.eval_batch_size]
-    for _ in _losses(strategy, task, data, ranks, assignment, [samples[longest]]):
+    longest = _held_out(data, limit)[: assignment.eval_batch_size]
+    for _ in _losses(strategy, task, data, ranks, assignment, [longest]):
         pass
 
 
 def _held_out(data: TokenDataset, limit: int | None) -> Samples:
-    return np.arange(min(len(data), limit or len(data)), dtype=np.int64)
+    """Return the first `limit` samples, the longest first: those of a pass are of like length."""
+    return longest_first(data.lengths[: limit or len(data)])
 
 
 def _losses(

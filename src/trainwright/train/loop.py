@@ -136,11 +136,12 @@ class StepLoop:
     def _forward_backward(self, batch: Batch, samples: npt.NDArray[np.int64], targets: int, feed: Feed) -> float:
         """Accumulate the gradient of the mean loss over all targets of the batch; return this rank's loss sum."""
         collective = self.strategy.passes_are_collective
-        parts = self.balance.split.parts(samples, self.assignment.rank, spread=collective)
+        lengths = self.train_data.lengths[samples]
+        parts = self.balance.split.parts(samples, lengths, spread=collective)[self.assignment.rank]
         last = len(parts) - 1
         # Where ranks communicate in a pass, one without samples goes through it with a sample that counts for nothing.
         needed = [index for index, part in enumerate(parts) if len(part) or index == last or collective]
-        shortest = samples[[self.train_data.lengths[samples].argmin()]]
+        shortest = samples[[lengths.argmin()]]
         fed = [parts[index] if len(parts[index]) else shortest for index in needed]
         seed, seen, rank = self.job.train.seed, batch.before.samples_seen, self.assignment.rank
         exact = torch.float32 if self.ranks.device.type == "mps" else torch.float64

@@ -21,6 +21,8 @@ from trainwright.job.course import Batch, Position
 from trainwright.runs.records import append
 from trainwright.train.balance import Balance
 from trainwright.train.console import Pace, say
+from trainwright.train.cutting.dealing import longest_first, typical
+from trainwright.train.cutting.split import Split
 from trainwright.train.data.order import epoch_order
 from trainwright.train.evaluation import rehearse
 from trainwright.train.feeding import Feed, Samples
@@ -28,7 +30,6 @@ from trainwright.train.loop import StepLoop
 from trainwright.train.memory import RunningOut
 from trainwright.train.peaks import PEAKS, Peak
 from trainwright.train.saving import ADAPTER_STEM, OPTIMIZER_STEM, weights_stem
-from trainwright.train.split import Split
 from trainwright.train.tensors import ShardWriter
 
 PASSES_FOR_MEMORY = 2
@@ -41,8 +42,9 @@ def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
     """Go through the steps that `wanted` names, and then through an evaluation and what a checkpoint gathers.
 
     `micro_batch_sizes` rise, or some take turns; `evaluation_batch_sizes` rise. Memory is that of the longest samples.
-    The time at a micro-batch is the best of `timed_steps` steps or more, all on the first `timed_samples` samples of
-    the run: what else the machine does makes a step longer and never shorter. `spread` says how much it does.
+    The time at a micro-batch is the best of `timed_steps` steps or more, all on the same `timed_samples` samples of
+    the run's first step, whose mean length is that of the step: what else the machine does makes a step longer and
+    never shorter. `spread` says how much it does.
 
     Raises:
         OutOfMemoryError: the memory of this rank did not suffice.
@@ -61,8 +63,8 @@ class Probe:
         self._peak: Peak = PEAKS[self._device.type](self._device, wanted["host_bytes"])
         self._needed: dict[int, int] = {}
         """Bytes by micro-batch; where some take turns, their memory is that of the first."""
-        self._longest = np.argsort(-loop.train_data.lengths, kind="stable")
-        self._usual = epoch_order(loop.job.train.seed, 0, len(loop.train_data))
+        self._longest = longest_first(loop.train_data.lengths)
+        self._usual = self._usual_samples()
         self._feed = Feed(loop.train_data, loop.task, self._device)
 
     def run(self) -> None:
@@ -88,13 +90,23 @@ class Probe:
         ranks = self._world_size
         share = -(-self._loop.job.train.global_batch_size // ranks)
         passes = min(PASSES_FOR_MEMORY, -(-share // micro))
-        self._cut_into(micro)
+        self._cut_into(micro, in_order=True)
         self._step(np.resize(self._longest[:micro], passes * micro * ranks))
 
-    def _cut_into(self, micro: int) -> None:
+    def _cut_into(self, micro: int, *, in_order: bool = False) -> None:
         ranks = self._world_size
-        split = Split((1,) * ranks, (micro,) * ranks)
+        split = Split((1,) * ranks, (micro,) * ranks, in_order)
         self._loop.balance = Balance(split, self._loop.ranks, None, settled=True)
+
+    def _usual_samples(self) -> Samples:
+        """Return the samples of the steps that are timed.
+
+        Those of a pass are of like length in training, and so they are here, where fewer samples make a step.
+        """
+        loop = self._loop
+        order = epoch_order(loop.job.train.seed, 0, len(loop.train_data))
+        batch = np.resize(order, loop.job.train.global_batch_size)
+        return batch[typical(loop.train_data.lengths[batch], self._wanted["timed_samples"])]
 
     def _rung(self, micro: int) -> None:
         if micro not in self._needed:
@@ -135,7 +147,7 @@ class Probe:
     def _timed_step(self) -> tuple[float, float]:
         """Return the seconds of a step, and those of them that it takes once however many passes it has."""
         once_before, began_s = self._once_s(), time.perf_counter()
-        self._step(np.resize(self._usual, self._wanted["timed_samples"]))
+        self._step(self._usual)
         once_s = self._once_s() - once_before
         return time.perf_counter() - began_s, once_s
 

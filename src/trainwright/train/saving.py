@@ -14,8 +14,8 @@ from trainwright.job.course import Position
 from trainwright.runs.checkpoints import FileDigest, commit, open_staging, read_manifest, retain, seal_file
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.storage import retry_storage
+from trainwright.train.cutting.split import Split
 from trainwright.train.ranks import Ranks
-from trainwright.train.split import Split
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tensors import ShardWriter, TensorReader
 

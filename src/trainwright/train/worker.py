@@ -21,6 +21,7 @@ from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.assignment import Assignment
 from trainwright.train.balance import Balance
 from trainwright.train.console import environment_lines, model_lines, say
+from trainwright.train.cutting.split import Split
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.leakage import assert_no_leakage
 from trainwright.train.export import export_final_model
@@ -34,7 +35,6 @@ from trainwright.train.probing import probe
 from trainwright.train.ranks import Ranks, open_group
 from trainwright.train.saving import Restored, load_checkpoint
 from trainwright.train.sections import Sections
-from trainwright.train.split import Split
 from trainwright.train.stopping import StopRequest
 from trainwright.train.stopwatch import Stopwatch
 from trainwright.train.strategies.protocol import Strategy
