@@ -192,11 +192,6 @@ def test_the_same_question_gives_the_same_bytes(job: str) -> None:
     assert first == second
 
 
-def test_unknown_models_are_planned_by_rule_and_say_so(job: str) -> None:
-    text = told(job, "rtx-4090:2", "model.name=nobody/has-this")
-    assert "Not estimated: the dimensions of `nobody/has-this` are not in the catalogue" in text
-
-
 @given(
     total=st.integers(1, 300),
     ranks=st.integers(1, 16),

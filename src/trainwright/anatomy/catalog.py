@@ -85,15 +85,19 @@ def config_of(model: str) -> Config:
         return read_config(read_model_config(Path(model) / CONFIG))
     entry = find(model)
     if entry is None:
-        near = difflib.get_close_matches(model.lower(), _by_name(), n=3)
-        spelled = [_spelling()[close] for close in near]
-        hints = [f"did you mean {' or '.join(spelled)}?"] if near else []
+        near = near_names(model)
+        hints = [f"did you mean {' or '.join(near)}?"] if near else []
         raise UserError(
             f"the dimensions of `{model}` are not in the catalogue",
             hints=[*hints, "name a folder that holds the model's config.json", TRACE_HINT],
             exit_code=ExitCode.MISSING,
         )
     return read_config(entry.config)
+
+
+def near_names(name: str) -> list[str]:
+    """The names of the catalogue that are most like one it has not."""
+    return [_spelling()[close] for close in difflib.get_close_matches(name.lower(), _by_name(), n=3)]
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.errors import UserError
+from trainwright.errors import ExitCode, UserError
 
 
 def plan(
@@ -57,7 +57,10 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Rank every layout of the job on the GPUs there are, or could be, by estimated memory and time."""
+    """Rank every layout of the job on the GPUs there are, or could be, by estimated memory and time.
+
+    Ends with exit code 3 where nothing fits, and with 4 where it is not known whether anything does.
+    """
     of_slurm = {"--partition": partition, "--account": account, "--qos": qos, "--gpu-type": gpu_type}
     if slurm:
         elsewhere = {
@@ -98,20 +101,26 @@ def plan(
 
         for path in write_files(write, planned, made):
             typer.echo(f"wrote {path}", err=True)
+    if not made.is_known:
+        raise typer.Exit(ExitCode.MISSING)
 
 
 def _plan_slurm(job: str, overrides: Sequence[str], as_json: bool, **flags: Any) -> None:
     from trainwright.job.loading import load_job
     from trainwright.launch.slurm.planning import AskedSlurm, plan_on_slurm
+    from trainwright.plan.model import require_model
     from trainwright.plan.slurm.explain import explain_requests
 
     loaded = load_job(job, overrides)
+    require_model(loaded.job)
     made = plan_on_slurm(loaded, AskedSlurm(**flags))
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, sort_keys=True))
-        return
-    for line in explain_requests(loaded.job, made):
-        typer.echo(line)
+    else:
+        for line in explain_requests(loaded.job, made):
+            typer.echo(line)
+    if not made.best.planned.plan.is_known:
+        raise typer.Exit(ExitCode.MISSING)
 
 
 def _refuse(why: str, flags: Mapping[str, object]) -> None:

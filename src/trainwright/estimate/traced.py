@@ -1,15 +1,18 @@
-"""The memory of a step by the traced step: asked of a process of its own, so that the asker needs no torch."""
+"""What only torch can tell, asked of a process of its own: the memory of a traced step, the parameters of any model."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
+from trainwright.anatomy.shapes import ModelShapes
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.outside import outside_bytes
@@ -41,11 +44,31 @@ def traced_memory(request: Request, gpu: Gpu | None = None) -> Memory:
     )
 
 
+def torch_is_there() -> bool:
+    """Whether models can be built and steps traced with this Python."""
+    return all(importlib.util.find_spec(package) is not None for package in ("torch", "transformers"))
+
+
+def shapes_on_meta(config: Mapping[str, Any], auto_class: str) -> ModelShapes:
+    """Return the parameters of the model that transformers builds from a config, without its weights.
+
+    Raises:
+        UserError: transformers refuses the config, or does not know the model.
+    """
+    answer = _asked("trainwright.estimate.trace.shapes", {"config": dict(config), "auto_class": auto_class})
+    shapes = {name: tuple(shape) for name, shape in answer["parameters"].items()}
+    return ModelShapes(shapes, frozenset(answer["linear"]), f"the model as transformers {answer['version']} builds it")
+
+
 def _answer(request: Request) -> dict[str, Any]:
+    return _asked("trainwright.estimate.trace", dataclasses.asdict(request))
+
+
+def _asked(module: str, question: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(dataclasses.asdict(request), file)
+        json.dump(question, file)
         file.flush()
-        command = [sys.executable, "-m", "trainwright.estimate.trace", file.name]
+        command = [sys.executable, "-m", module, file.name]
         without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         try:
             done = subprocess.run(command, env=without_gpu, capture_output=True, text=True, timeout=PATIENCE_S)

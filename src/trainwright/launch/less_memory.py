@@ -138,6 +138,7 @@ def changed_plan(plan: Mapping[str, Any], change: Change) -> dict[str, Any]:
         "layout": dataclasses.asdict(change.layout),
         "choices": dict(sorted({**plan["choices"], **choices}.items())),
         "estimate": None,
+        "least": None,
         "no_estimate": "the layout that was estimated ran out of memory",
     }
 

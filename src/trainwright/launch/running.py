@@ -235,6 +235,9 @@ def _host_memory_warnings(job: Job, host: Host) -> list[str]:
 def plan_lines(folder: RunFolder, plan: Plan) -> list[str]:
     """Return the choices with their reasons, warnings and advice, as printed before the ranks start."""
     lines = [f"Run folder: {folder.path}"]
+    fits_on_the_host = plan.least is not None and plan.least.why_not is None and plan.layout.device != "cuda"
+    if plan.not_known is not None and not fits_on_the_host:
+        lines.append(plan.not_known)
     lines += [f"  {key} = {choice.value}  ({choice.reason})" for key, choice in sorted(plan.choices.items())]
     lines += [f"  {trace}" for trace in plan.traces]
     lines += [f"warning: {warning}" for warning in plan.warnings]

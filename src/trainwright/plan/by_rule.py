@@ -11,7 +11,7 @@ from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.schedule import effective_batch
 from trainwright.job.schema import Job
 from trainwright.plan.layout import Layout
-from trainwright.plan.options import global_batch
+from trainwright.plan.options import Sharing, global_batch
 from trainwright.plan.requirements import ranks_of, require_optimizer_fits
 from trainwright.plan.search import EVAL_FACTOR, visible_devices, weakest_precision
 
@@ -23,8 +23,12 @@ SMALL_CARD_GIB = 32
 Choices = dict[str, Choice[Any]]
 
 
-def layout_by_rule(job: Job, given: frozenset[str], devices: tuple[Device, ...], why: str) -> tuple[Layout, Choices]:
+def layout_by_rule(
+    job: Job, given: frozenset[str], devices: tuple[Device, ...], why: str, sharing: Sharing | None = None
+) -> tuple[Layout, Choices]:
     """Return the layout that usual practice gives, each choice with its reason; `why` there is no estimate.
+
+    `sharing` is how the ranks share the work, where that is settled.
 
     Raises:
         UserError: the job contradicts itself or the devices.
@@ -32,6 +36,8 @@ def layout_by_rule(job: Job, given: frozenset[str], devices: tuple[Device, ...],
     kind = devices[0].kind
     ranks = ranks_of(job, devices)
     strategy = _strategy(job, ranks.value, devices)
+    if sharing is not None and sharing.strategy != strategy.value:
+        strategy = Choice(sharing.strategy, "the model's size")
     require_optimizer_fits(job, strategy.value, kind)
     precision = weakest_precision(job, devices)
     batch = _batch(job, given, ranks.value, why)
@@ -51,7 +57,7 @@ def layout_by_rule(job: Job, given: frozenset[str], devices: tuple[Device, ...],
         ranks=ranks.value,
         strategy=strategy.value,
         precision=precision.value,
-        offload=job.resources.offload,
+        offload=job.resources.offload if sharing is None else sharing.offload,
         global_batch_size=batch["train.global_batch_size"].value,
         micro_batch_size=micro,
         gradient_accumulation_steps=batch["train.gradient_accumulation_steps"].value,
@@ -79,7 +85,7 @@ def _strategy(job: Job, ranks: int, devices: tuple[Device, ...]) -> Choice[str]:
         return Choice("zero3", f"resources.offload={job.resources.offload} is done by ZeRO")
     if ranks == 1:
         return Choice("single", "one rank")
-    return Choice("ddp", f"{ranks} ranks with the whole model on each; fsdp2 or zero3 where it does not fit")
+    return Choice("ddp", f"{ranks} ranks with the whole model on each, if it fits; else fsdp2 or zero3")
 
 
 def framer_stage(devices: tuple[Device, ...]) -> Choice[str]:

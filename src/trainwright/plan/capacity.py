@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainwright.estimate.outside import context_bytes
 from trainwright.hardware import catalog
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import GIB, NotAvailable
 
 DRIVER_SHARE = 0.97
 """What CUDA gives of a total that is only nominal: 0.97 (T4) to 0.99 (A100) of the cards whose figure is known."""
+MARGIN = 0.05
+"""Share of a GPU that stays free in a plan: an estimate may be too low by as much, and a fragmented allocator needs
+room to move."""
+APPLE_SHARE = 2 / 3
+"""Of its memory that an Apple machine's GPU may have (Metal's recommendedMaxWorkingSetSize): 10.67 of 16 GB, the least
+share that is published (github.com/exo-explore/exo/pull/1672); larger machines give up to 0.84."""
 
 
 @dataclass(frozen=True)
@@ -37,3 +44,16 @@ def capacity_of(device: Device) -> Capacity | None:
     if isinstance(free, NotAvailable) or free >= found.total_bytes:
         return found
     return Capacity(free, "what is free now")
+
+
+def room_of(device: Device) -> int | None:
+    """Return the bytes that tensors may take on a device in a plan, None where nothing is known of its memory."""
+    capacity = capacity_of(device)
+    if capacity is None:
+        return None
+    if device.kind == "mps":
+        return int(capacity.total_bytes * APPLE_SHARE)
+    room = int(capacity.total_bytes * (1 - MARGIN))
+    if device.kind == "cpu":
+        return room
+    return room - context_bytes(None if device.catalog_key is None else catalog.catalog().gpus[device.catalog_key])

@@ -16,12 +16,12 @@ from trainwright.hardware.reading import GIB
 from trainwright.job.placeholders import names_in
 from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
 from trainwright.job.schema import Job
-from trainwright.plan.by_rule import layout_by_rule
 from trainwright.plan.confirmed import Tracing, confirmed, told
 from trainwright.plan.default_rate import default_rate
 from trainwright.plan.estimates import Amount, Estimate
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import NoEstimate, model_of, what_stays_unpacked
+from trainwright.plan.least import Least, by_rule
+from trainwright.plan.model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.options import device_sets
 from trainwright.plan.own_script import narrowed, own_script, require_values, trace_pointer, warnings_of
 from trainwright.plan.reasons import describe, reasons
@@ -33,6 +33,7 @@ from trainwright.plan.requirements import (
     require_optimizer_fits,
 )
 from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
+from trainwright.plan.traced_rule import traced_by_rule
 from trainwright.plan.tuned import Tuned, answer_for, setting_of
 
 RATE = "train.learning_rate"
@@ -48,8 +49,10 @@ WORTH_IDLE_GPUS = 0.1
 class Plan:
     """The layout chosen, the reason of each choice, and advice; `learning_rate` is the peak after any scaling.
 
-    `estimate` is None where there is none, `no_estimate` then says why. `ranked` holds the best candidate of every way
-    to run the job, best first and the infeasible last. `traces` says which steps were traced, and what came of it.
+    `estimate` is None where there is none, `no_estimate` then says why, and `least` what the layout must hold at least,
+    None where that is not known either: then nobody knows whether the layout fits. `ranked` holds the
+    best candidate of every way to run the job, best first and the infeasible last. `traces` says which steps were
+    traced, and what came of it.
     """
 
     layout: Layout
@@ -60,8 +63,27 @@ class Plan:
     devices: tuple[Device, ...]
     estimate: Estimate | None = None
     no_estimate: str | None = None
+    least: Least | None = None
     ranked: tuple[Candidate, ...] = ()
     traces: tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known, of some of its memory at least, that it fits."""
+        return self.estimate is not None or self.least is not None
+
+    @property
+    def not_known(self) -> str | None:
+        """What is not known of the layout, as a sentence; None where memory is estimated."""
+        if self.estimate is not None:
+            return None
+        if self.least is None:
+            return f"Not estimated: {self.no_estimate}. It is not known whether this layout fits"
+        fits = "fit" if self.least.why_not is None else "do not fit"
+        return (
+            f"Not estimated: {self.no_estimate}. Weights, gradients and optimizer states {fits}: {self.least}; whether "
+            "activations fit beside them is not known"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, the same bytes for the same job and devices."""
@@ -75,6 +97,7 @@ class Plan:
             "devices": [_device(device) for device in self.devices],
             "estimate": None if self.estimate is None else self.estimate.to_json(),
             "no_estimate": self.no_estimate,
+            "least": None if self.least is None else self.least.to_json(),
             "traces": list(self.traces),
             "alternatives": [_as_data(candidate) for candidate in self.ranked],
         }
@@ -182,19 +205,9 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
     written = frozenset(given)
     require_optimizer_fits(job, job.resources.strategy, kind)
     model = model_of(job)
-    if kind != "cuda":
-        model = NoEstimate("memory and speed are estimated for NVIDIA GPUs")
     sets = _sets(job, devices, wish)
-    if isinstance(model, NoEstimate):
-        devices = sets[-1]
-        layout, choices = layout_by_rule(job, written, devices, model.reason)
-        precision = weakest_precision(job, devices)
-        choices |= {
-            "resources.precision": Choice(precision.value, precision.reason),
-            "resources.device": Choice(kind, device_reason(job, kind)),
-        }
-        warnings = [precision.warning] if precision.warning else []
-        return _finished(job, layout, choices, warnings, devices, no_estimate=model.reason)
+    if kind != "cuda" or isinstance(model, NoEstimate):
+        return _without_search(job, written, sets[-1], wish, sized(job, model))
     question = Question(
         job=job,
         given=written,
@@ -228,6 +241,28 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
         job, best.layout, choices, warnings, best.devices, estimate=best.estimate, ranked=_best_of_each_way(ranked)
     )
     return settled, dataclasses.replace(plan, traces=told(ranked))
+
+
+def _without_search(
+    job: Job, written: frozenset[str], devices: tuple[Device, ...], wish: Wish, model: NoEstimate
+) -> tuple[Job, Plan]:
+    """Return a layout by rule, held to what it must hold at least, and to a traced step where one is asked for."""
+    kind = devices[0].kind
+    chosen = by_rule(job, written, devices, wish.host, model, must_fit=wish.must_fit, keep=wish.keep, lacks=wish.lacks)
+    estimate: Estimate | None = None
+    traces: tuple[str, ...] = ()
+    if wish.tracing is not None and not wish.tracing.from_share and kind == "cuda" and chosen.least is not None:
+        chosen, estimate, traces = traced_by_rule(job, model, chosen, devices, wish.tracing)
+    precision = weakest_precision(job, devices)
+    choices = chosen.choices | {
+        "resources.precision": Choice(precision.value, precision.reason),
+        "resources.device": Choice(kind, device_reason(job, kind)),
+    }
+    warnings = [precision.warning] if precision.warning else []
+    settled, plan = _finished(
+        job, chosen.layout, choices, warnings, devices, estimate=estimate, no_estimate=chosen.why_no_estimate
+    )
+    return settled, dataclasses.replace(plan, least=chosen.least, traces=traces)
 
 
 def _sets(job: Job, devices: tuple[Device, ...], wish: Wish) -> list[tuple[Device, ...]]:

@@ -20,14 +20,10 @@ from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.padding import needs_padding_mask
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
-from trainwright.plan.capacity import Capacity, capacity_of
+from trainwright.plan.capacity import MARGIN, Capacity, capacity_of
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import PlannedModel
+from trainwright.plan.model import AUTO_CLASSES
 
-MARGIN = 0.05
-"""Share of a GPU that stays free in a plan: an estimate may be too low by as much, and a fragmented allocator needs
-room to move."""
-AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}
 _ATTENTION: dict[str, Literal["auto", "eager", "flash_attention_2"]] = {
     "auto": "auto",
     "sdpa": "auto",
@@ -100,13 +96,13 @@ class Amount:
     tokens_per_sample: int | None = None
 
 
-def request_of(job: Job, model: PlannedModel, layout: Layout, devices: tuple[Device, ...]) -> Request:
+def request_of(job: Job, config: dict[str, Any], layout: Layout, devices: tuple[Device, ...]) -> Request:
     """Return the training step that a rank of this layout makes."""
     method, kind = job.method, layout.device
     seq2seq = job.task == "seq2seq"
     capability = min((c for d in devices if not isinstance(c := d.compute_capability, NotAvailable)), default=(8, 0))
     return Request(
-        config=model.config,
+        config=config,
         auto_class=AUTO_CLASSES[job.task],
         method=_method(
             method.type,
@@ -123,7 +119,7 @@ def request_of(job: Job, model: PlannedModel, layout: Layout, devices: tuple[Dev
         sequence_length=job.data.max_length,
         target_length=job.data.max_length if seq2seq else None,
         batch="packed" if job.data.packing else "padded",
-        padding_mask=seq2seq or needs_padding_mask(model.config),
+        padding_mask=seq2seq or needs_padding_mask(config),
         gradient_accumulation_steps=layout.gradient_accumulation_steps,
         gradient_checkpointing="non_reentrant" if layout.gradient_checkpointing else "none",
         attention=_ATTENTION[job.model.attn_implementation],

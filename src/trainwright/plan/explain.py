@@ -24,6 +24,7 @@ SMALLEST_PART = 0.01
 def explain(job: Job, plan: Plan, amount: Amount) -> list[str]:
     """Return the whole text of a plan; every figure in it is an estimate unless it says claim."""
     sections = [
+        _not_known(plan),
         _layout(job, plan),
         _figures(job, plan, amount),
         _why(plan),
@@ -46,10 +47,22 @@ def claims(job: Job) -> Iterator[str]:
         yield from (f"  {what}: {figure}" for what, figure in job.claims.items())
 
 
+def _not_known(plan: Plan) -> Iterator[str]:
+    if plan.not_known is None:
+        return
+    yield plan.not_known
+    yield from plan.traces
+    if plan.least is not None:
+        yield f"  parameters counted from {plan.least.source}"
+    else:
+        yield "  what follows is a layout by rule, and no plan"
+
+
 def _layout(job: Job, plan: Plan) -> Iterator[str]:
     layout = plan.layout
     offload = "" if layout.offload == "none" else f", {layout.offload} in host memory"
-    yield f"Plan for {job.name}: {devices_text(plan.devices)}, {layout.strategy}{offload}, {layout.precision}"
+    kind = "Plan" if plan.is_known else "Layout by rule"
+    yield f"{kind} for {job.name}: {devices_text(plan.devices)}, {layout.strategy}{offload}, {layout.precision}"
     yield from _batch(layout)
     checkpointing = "on" if layout.gradient_checkpointing else "off"
     yield f"  gradient checkpointing {checkpointing}; evaluation batch {layout.eval_batch_size}"
@@ -81,7 +94,6 @@ def _batch(layout: Layout) -> Iterator[str]:
 
 def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
     if plan.estimate is None:
-        yield f"Not estimated: {plan.no_estimate}"
         yield from _steps(job, amount)
         return
     estimate = plan.estimate

@@ -13,22 +13,16 @@ from typing import Literal
 from trainwright.anatomy import Anatomy
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.inference import cache_bytes, pass_bytes, weight_bytes
-from trainwright.estimate.outside import context_bytes
-from trainwright.hardware import catalog
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.precision import Precision, choose_precision
 from trainwright.hardware.reading import GIB
-from trainwright.plan.capacity import capacity_of
-from trainwright.plan.estimates import MARGIN
+from trainwright.plan.capacity import room_of
 
 GpuMode = Literal["single", "data_parallel", "accelerate", "auto"]
 
 PROCESS_BYTES = GIB // 2
 """What Python, torch and transformers take of host memory beside the model: 424 MiB were measured, with torch 2.13."""
-APPLE_SHARE = 2 / 3
-"""Of its memory that an Apple machine's GPU may have (Metal's recommendedMaxWorkingSetSize): 10.67 of 16 GB, the least
-share that is published (github.com/exo-explore/exo/pull/1672); larger machines give up to 0.84."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,14 +225,9 @@ def _span(rooms: Sequence[int]) -> str:
 
 
 def _room(device: Device) -> int:
-    capacity = capacity_of(device)
-    if capacity is None:
+    room = room_of(device)
+    if room is None:
         raise UserError(
             f"the memory of {device.label} is not known", hints=["name a GPU of the catalogue: trainwright gpus --gpus"]
         )
-    if device.kind == "cpu":
-        return int(capacity.total_bytes * (1 - MARGIN))
-    if device.kind == "mps":
-        return int(capacity.total_bytes * APPLE_SHARE)
-    gpu = None if device.catalog_key is None else catalog.catalog().gpus[device.catalog_key]
-    return int(capacity.total_bytes * (1 - MARGIN)) - context_bytes(gpu)
+    return room

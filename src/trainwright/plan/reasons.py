@@ -45,9 +45,12 @@ def _allocator(question: Question) -> Choices:
 
 def describe(candidate: Candidate) -> str:
     """Return devices and strategy of a candidate in a few words: `2 x NVIDIA A100, fsdp2`."""
-    layout = candidate.layout
-    offload = "" if layout.offload == "none" else f" with {layout.offload} in host memory"
-    return f"{device_text(candidate)}, {layout.strategy}{offload}"
+    return f"{device_text(candidate)}, {sharing_text(candidate.layout)}"
+
+
+def sharing_text(layout: Layout) -> str:
+    """Return how ranks share the work: `zero3 with optimizer in host memory`."""
+    return layout.strategy if layout.offload == "none" else f"{layout.strategy} with {layout.offload} in host memory"
 
 
 def device_text(candidate: Candidate) -> str:

@@ -8,6 +8,7 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
 from trainwright.job.schema import PLANNED_TASKS, Job
+from trainwright.plan.model import is_folder_name, no_model
 
 
 def require_runnable(job: Job) -> None:
@@ -29,12 +30,8 @@ def require_runnable(job: Job) -> None:
     if job.data.path is None:
         raise UserError("no training data is named", hints=["data.path=train.jsonl, or a line `path:` under `data:`"])
     name = job.model.name
-    if name is not None and name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().is_dir():
-        raise UserError(
-            f"model.name: there is no folder {name}",
-            hints=["the result of a run is RUN_FOLDER/final_model, and is there once the run has finished"],
-            exit_code=ExitCode.MISSING,
-        )
+    if name is not None and is_folder_name(name) and not Path(name).expanduser().is_dir():
+        raise no_model(name)
 
 
 def require_base_for_adapters(job: Job) -> None:

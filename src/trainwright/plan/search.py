@@ -21,8 +21,8 @@ from trainwright.hardware.precision import PrecisionChoice, choose_precision
 from trainwright.hardware.selection import cuda_environment
 from trainwright.job.schema import Job
 from trainwright.plan.balance import shares_by_speed
+from trainwright.plan.capacity import MARGIN
 from trainwright.plan.estimates import (
-    MARGIN,
     Amount,
     Cards,
     Estimate,
@@ -199,7 +199,7 @@ def _batches(question: Question, devices: tuple[Device, ...], base: Layout, size
         ),
         layout=base,
         request=dataclasses.replace(
-            request_of(question.job, question.model, base, devices),
+            request_of(question.job, question.model.config, base, devices),
             expandable_segments=question.expanding_by is not None,
         ),
     )

@@ -28,14 +28,19 @@ MIB = 1 << 20
 
 def held(anatomy: Anatomy, request: Request, found: Parameters) -> Held:
     """Bytes by part, all the time and in the parts of a step."""
-    if request.strategy.startswith("zero"):
-        packed = sum(map(nf4_bytes, found.packed))
-        kinds = {id(layer.operations): layer for layer in anatomy.layers}
-        there = zero.held(request, found, packed, max(map(segment_parameters, kinds.values())))
-    else:
-        there = _held_by_torch(anatomy, request, found)
+    kinds = {id(layer.operations): layer for layer in anatomy.layers}
+    there = lasting(request, found, largest_layer=max(map(segment_parameters, kinds.values())))
+    if not request.strategy.startswith("zero"):
+        there.static["weights"] += buffer_bytes(anatomy)
     there.static["workspaces"] = 2 * workspace_bytes(request.compute_capability)
     return there
+
+
+def lasting(request: Request, found: Parameters, *, largest_layer: int) -> Held:
+    """The same of parameters alone, whatever computes with them; ZeRO-3 gathers up to `largest_layer` numbers ahead."""
+    if request.strategy.startswith("zero"):
+        return zero.held(request, found, sum(map(nf4_bytes, found.packed)), largest_layer)
+    return _held_by_torch(request, found)
 
 
 def workspace_bytes(compute_capability: tuple[int, int]) -> int:
@@ -43,11 +48,10 @@ def workspace_bytes(compute_capability: tuple[int, int]) -> int:
     return 32 * MIB if compute_capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
 
 
-def _held_by_torch(anatomy: Anatomy, request: Request, whole: Parameters) -> Held:
+def _held_by_torch(request: Request, whole: Parameters) -> Held:
     element = trained_bytes(request)
     found = sharded(whole, request.world_size) if request.strategy == "fsdp2" else whole
     static = weight_bytes(found, request)
-    static["weights"] += buffer_bytes(anatomy)
     moments = moment_pieces(found.trained, element, request.optimizer)
     static["optimizer"] = sum(moments)
     gradients = element * elements(found.trained)

@@ -41,6 +41,9 @@ def explain_requests(job: Job, plan: SlurmPlan) -> list[str]:
 
 
 def _ranking(job: Job, plan: SlurmPlan) -> Iterator[str]:
+    unknown = plan.best.planned.plan.not_known
+    if unknown is not None:
+        yield unknown
     yield f"Which request has {job.name} soonest, on the Slurm cluster {plan.cluster} ({plan.version})"
     yield "  wait: what Slurm says now, at the latest about; run: an estimate; finish: both together"
     rows: list[tuple[str, ...]] = [("", "FINISH", "WAIT", "RUN", "PARTITION", "REQUEST", "GPUS", "STRATEGY", "BATCH")]

@@ -185,6 +185,8 @@ class _Planner:
         job, plan = self._known[nodes, memory_mib]
         if plan.ranked and plan.ranked[0].why_not is not None:
             raise _DoesNotRunError(f"on {devices_text(plan.devices)}: {plan.ranked[0].why_not}")
+        if plan.least is not None and plan.least.why_not is not None:
+            raise _DoesNotRunError(f"on {devices_text(plan.devices)}: {plan.least.why_not}")
         return job, plan
 
 
