@@ -80,3 +80,25 @@ def test_a_micro_batch_that_was_given_is_not_exceeded(job: str) -> None:
     plan = planned(job, MIXED, "train.micro_batch_size=4")
     assert max(plan.layout.rank_micro_batch_sizes) <= 4
     assert plan.layout.rank_samples[0] > plan.layout.rank_samples[-1]
+
+
+def test_harm_14_a_gain_is_over_the_best_of_equal_parts(tmp_path: Path) -> None:
+    """Parts by speed in larger micro-batches were held against equal parts in small ones: `1.99 x as fast`."""
+    job = ("model.name=Qwen/Qwen2.5-7B", "method.type=lora", "data.max_length=256", "train.global_batch_size=16")
+    file = tmp_path / "job.yaml"
+    file.write_text("name: mixed\nmodel: {name: m}\nresources: {gpus: 4}\n")
+    by_speed, equal = (
+        planned(str(file), "rtx-4090:2,a100-40gb:2", *job, f"resources.balance={how}").ranked for how in ("auto", "off")
+    )
+    best: dict[str, float] = {}
+    for candidate in equal:
+        if candidate.why_not is None and candidate.estimate.time is not None:
+            name = candidate.layout.strategy
+            best[name] = min(best.get(name, candidate.estimate.time.step_s), candidate.estimate.time.step_s)
+    shared = [candidate for candidate in by_speed if candidate.layout.rank_samples and candidate.why_not is None]
+    assert shared
+    for candidate in shared:
+        assert len(set(candidate.layout.rank_samples)) > 1
+        assert candidate.estimate.time is not None and candidate.estimate.equal_parts is not None
+        assert candidate.estimate.time.step_s < candidate.estimate.equal_parts.step_s
+        assert candidate.estimate.equal_parts.step_s <= 1.03 * best[candidate.layout.strategy]

@@ -33,9 +33,11 @@ def shares_by_speed(
 ) -> Shares | None:
     """Return the shares of `total` samples that suit GPUs which take `equal.ranks_s` for equal parts.
 
-    None where a GPU would get no sample, or does not hold one.
+    None where the shares are equal, a GPU would get no sample, or does not hold one.
     """
     samples = apportion(total, [1 / seconds for seconds in equal.ranks_s])
+    if len(set(samples)) == 1:
+        return None
     most = {_model(device): 0 for device in devices}
     for device, share in zip(devices, samples, strict=True):
         most[_model(device)] = max(most[_model(device)], _largest(device, share, fits))
@@ -56,6 +58,19 @@ def shares_by_speed(
         gradient_accumulation_steps=max(map(_passes, samples, micro)),
         step=_step(anatomy, request, devices, parts),
     )
+
+
+def best_equal_parts(
+    anatomy: Anatomy, request: Request, devices: tuple[Device, ...], equal: StepTime, total: int, fits: Fits
+) -> StepTime:
+    """Return the shortest step in equal parts: `equal`, or that with the largest micro-batch which every GPU holds."""
+    share = math.ceil(total / len(devices))
+    at_once = min(_largest(device, share, fits) for device in {_model(device): device for device in devices}.values())
+    if at_once <= request.micro_batch_size:
+        return equal
+    passes = _passes(share, at_once)
+    asked = dataclasses.replace(request, micro_batch_size=-(-share // passes), gradient_accumulation_steps=passes)
+    return min(equal, step_time(anatomy, asked, devices), key=lambda time: time.step_s)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from trainwright.hardware.inventory import Device, Host
 from trainwright.hardware.precision import PrecisionChoice, choose_precision
 from trainwright.hardware.selection import cuda_environment
 from trainwright.job.schema import Job
-from trainwright.plan.balance import shares_by_speed
+from trainwright.plan.balance import best_equal_parts, shares_by_speed
 from trainwright.plan.capacity import MARGIN
 from trainwright.plan.estimates import (
     Amount,
@@ -312,6 +312,8 @@ def _balanced(question: Question, candidate: Candidate) -> Candidate:
     shares = shares_by_speed(anatomy, timed, candidate.devices, equal, layout.global_batch_size, fits)
     if shares is None or given[1] not in ("auto", shares.gradient_accumulation_steps):
         return candidate
+    if given[1] == "auto":
+        equal = best_equal_parts(anatomy, timed, candidate.devices, equal, layout.global_batch_size, fits)
     estimate = with_step_time(
         dataclasses.replace(
             fullest(question, candidate, shares.rank_micro_batch_sizes), host=candidate.estimate.host, equal_parts=equal
