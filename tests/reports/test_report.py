@@ -77,7 +77,29 @@ def test_a_real_run_is_told_as_its_files_have_it(real_run: Path) -> None:
     page = (real_run / "report.html").read_text()
     assert "about 40 min" in page and "not measured here" in page
     assert f"{steps[-1]['loss']:.4f}" in page
-    assert "no GPU was sampled" in page and report["measured"]["gpu_peak_bytes"] is None
+    assert "no GPU of the run was sampled" in page and report["measured"]["gpu_peak_bytes"] is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_harm_14_gpus_of_other_programs_are_not_the_runs(tmp_path: Path, device: str) -> None:
+    """The sampler sees every GPU of a node; the report tells of those that the run's ranks were on."""
+    run = WrittenRun(tmp_path, ranks=2)
+    run.begin()
+    run.train(1, 4)
+    run.sample(3)
+    plan = json.loads(run.folder.plan_json.read_text())
+    plan["layout"]["device"] = device
+    run.folder.plan_json.write_text(json.dumps(plan))
+    lines = [json.loads(line) for line in run.folder.system_jsonl.read_text().splitlines()]
+    for line in lines:
+        stranger = line["gpus"][0] | {"index": 7, "uuid": "GPU-stranger", "memory_used_bytes": 39 * 2**30}
+        line["gpus"].append(stranger)
+    run.folder.system_jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    measured = read_report(run.folder).measured
+    if device == "cpu":
+        assert measured.gpu_peak_bytes is None and measured.gpu_utilization_pct is None
+    else:
+        assert measured.gpu_peak_bytes == 21 * 2**30
 
 
 def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:

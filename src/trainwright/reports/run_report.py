@@ -188,7 +188,7 @@ def _missing(
     if not samples.count:
         yield "system.jsonl has no sample: GPUs and host are not available"
     elif not samples.gpus:
-        yield "no GPU was sampled"
+        yield "no GPU of the run was sampled"
     if attempts and all(attempt.duration_s is None for attempt in attempts):
         yield "when the attempts began and ended is not told"
     if happened > MOST_INCIDENTS:

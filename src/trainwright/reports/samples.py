@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final
@@ -12,7 +12,7 @@ from trainwright.hardware.reading import GIB
 from trainwright.reports.curves import Curve
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
-from trainwright.runs.values import mapping, mappings, number, text, whole
+from trainwright.runs.values import document, mapping, mappings, number, text, whole
 from trainwright.watch.following import evenly
 from trainwright.watch.ranks import read_ranks
 
@@ -66,8 +66,13 @@ Places = dict[tuple[str, int], GpuSeen]
 
 @dataclass
 class Samples:
-    """What the samplers of all nodes saw. Curves are by figure and by what they are of."""
+    """What the samplers of all nodes saw. Curves are by figure and by what they are of.
 
+    `own_gpus` are the UUIDs of the GPUs that the run was on: others are left out, as other programs use them. None:
+    which they were is not known, and all count.
+    """
+
+    own_gpus: frozenset[str] | None = None
     curves: dict[str, dict[str, Curve]] = field(default_factory=dict)
     gpus: Places = field(default_factory=dict)
     """By node and index."""
@@ -125,7 +130,7 @@ class Samples:
 
     def _add_gpu(self, node: str, gpu: Mapping[str, Any], time_s: float, at_work: bool) -> None:
         index = whole(gpu, "index")
-        if index is None:
+        if index is None or not self._is_own(text(gpu, "uuid")):
             return
         seen = self.gpus.setdefault((node, index), GpuSeen())
         seen.name, seen.uuid = text(gpu, "name") or seen.name, text(gpu, "uuid") or seen.uuid
@@ -141,6 +146,14 @@ class Samples:
         self._draw("gpu_memory_gib", place, time_s, None if used is None else used / GIB)
         self._draw("gpu_utilization_pct", place, time_s, utilization)
         self._draw("gpu_temperature_c", place, time_s, temperature)
+
+    def _is_own(self, uuid: str | None) -> bool:
+        """Whether a rank was on a GPU; of any GPU where the ranks do not say which they are on."""
+        own = self.own_gpus
+        if own is None:
+            said = {seen.gpu_uuid for seen in self.ranks.values()}
+            return not said or None in said or uuid in said
+        return uuid in own
 
     def _draw(self, figure: str, of: str, time_s: float, value: float | None) -> None:
         if value is None:
@@ -175,16 +188,26 @@ def first_and_last(folder: RunFolder) -> Samples:
 
 
 def _of(folder: RunFolder, timed: Iterable[tuple[float, Mapping[str, Any]]]) -> Samples:
-    samples = Samples()
+    said = read_ranks(folder, None)
+    samples = Samples(own_gpus=_own_gpus(folder, [rank.gpu_uuid for rank in said]))
     for time_s, sample in timed:
         samples.add(sample, time_s)
-    for rank in read_ranks(folder, None):
+    for rank in said:
         samples.add_rank(vars(rank))
         attempt, said_s = whole(vars(rank), "attempt"), number(vars(rank), "time_s")
         if attempt is not None and said_s is not None:
             span = samples.spans.setdefault(attempt, [said_s, said_s])
             span[1] = max(span[1], said_s)
     return samples
+
+
+def _own_gpus(folder: RunFolder, said: Sequence[str | None]) -> frozenset[str] | None:
+    """Return the GPUs of a run by what its ranks said; none for a run that its plan put on another device."""
+    device = text(mapping(document(folder.plan_json, []), "layout"), "device")
+    if device is not None and device != "cuda":
+        return frozenset()
+    named = frozenset(uuid for uuid in said if uuid is not None)
+    return named if named and None not in said else None
 
 
 def _timed(found: Iterable[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
