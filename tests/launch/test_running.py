@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,29 @@ def test_every_choice_is_printed_with_its_reason(job_file: str, tmp_path: Path) 
     for key, choice in plan.choices.items():
         assert f"  {key} = {choice.value}  ({choice.reason})" in lines
     assert plan.choices["train.micro_batch_size"].value * 2 * plan.layout.gradient_accumulation_steps == 32
+
+
+def test_harm_14_a_dry_run_prints_a_command_that_runs(tmp_path: Path) -> None:
+    """Pasted into a shell it prepares the data, opens an attempt and trains to the end."""
+    rows = [{"prompt": f"{number} and one?", "response": f"{number + 1}."} for number in range(24)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dimensions = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    job = {
+        "name": "dry",
+        "output_dir": str(tmp_path / "out puts"),
+        "model": {
+            "from_scratch": {"architecture": "gpt2", "dimensions": dimensions},
+            "tokenizer": {"vocab_size": 300},
+        },
+        "data": {"path": str(tmp_path / "rows.jsonl"), "max_length": 32, "cache_dir": str(tmp_path / "cache")},
+        "train": {"global_batch_size": 4, "max_steps": 3},
+        "resources": {"device": "cpu", "precision": "fp32", "ranks": 1},
+        "tracking": [],
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "trainwright", "train", "job.yaml", "--dry-run"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    (line,) = shown.splitlines()
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out puts" / "dry" / "final_model" / "model.safetensors").is_file()

@@ -35,7 +35,14 @@ from trainwright.launch.own_script.running import (
 from trainwright.launch.planning import samples_in
 from trainwright.launch.run_end import RunEnd, telling_end
 from trainwright.launch.showing import tell
-from trainwright.launch.supervision import HARD_STOP_AFTER, StartRanks, StopAsked, run_attempts, start_here
+from trainwright.launch.supervision import (
+    HARD_STOP_AFTER,
+    StartRanks,
+    StopAsked,
+    rank_environment,
+    run_attempts,
+    start_here,
+)
 from trainwright.out_of_memory import expanding_by
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.confirmed import IN_DOUBT, Tracing
@@ -251,10 +258,12 @@ def claim_lines(job: Job) -> list[str]:
 
 
 def worker_commands(folder: RunFolder, plan: Plan) -> list[str]:
-    """Return the shell lines that start each rank by hand."""
-    command = shlex.join([sys.executable, "-m", "trainwright.train", str(folder.path)])
-    size = plan.layout.ranks
-    return [f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={size} {command}" for rank in range(size)]
+    """Return the shell line that runs the planned ranks by hand: torchrun starts them, the first opens an attempt."""
+    layout = plan.layout
+    environment = rank_environment(layout, layout.ranks, None)
+    words = ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable]
+    words += ["-m", "trainwright.train.launcher", "torchrun", f"--nproc-per-node={layout.ranks}"]
+    return [shlex.join([*words, "-m", "trainwright.train.under_torchrun", str(folder.path)])]
 
 
 def only_show(folder: RunFolder, job: Job, plan: Plan, commands: Sequence[str]) -> ExitCode:

@@ -261,10 +261,13 @@ def _note_failure(
         append(folder.events_jsonl, end | {"text": text, **more})
 
 
-def rank_environment(layout: Layout, ranks_here: int, attempt: int) -> dict[str, str]:
-    """Return what the ranks of one machine, `ranks_here` of them, find in their environment besides the launcher's."""
+def rank_environment(layout: Layout, ranks_here: int, attempt: int | None) -> dict[str, str]:
+    """Return what the ranks of one machine, `ranks_here` of them, find in their environment besides the launcher's.
+
+    `attempt` is None where the first rank is to open one.
+    """
     environment = {
-        "TRAINWRIGHT_ATTEMPT": str(attempt),
+        **({} if attempt is None else {"TRAINWRIGHT_ATTEMPT": str(attempt)}),
         **thread_environment(ranks_here),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
