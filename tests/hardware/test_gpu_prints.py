@@ -77,7 +77,15 @@ def test_like_gpus_give_no_warning_and_unlike_sizes_do() -> None:
 )
 def test_strategy_line(strategy: str, devices: list[Device], line: str | None) -> None:
     """S0-27, S0-36."""
-    assert strategy_line(strategy, devices) == line
+    assert strategy_line(strategy, devices, fits_40gb=True) == line
+
+
+@pytest.mark.parametrize(
+    ("devices", "fits_40gb"),
+    [([V100], True), ([A100, replace(A100, memory_total_bytes=32 * GIB)], True), ([A100], False)],
+)
+def test_harm_14_zero_2_is_called_sufficient_for_40_gb_only_where_it_is(devices: list[Device], fits_40gb: bool) -> None:
+    assert strategy_line("zero2", devices, fits_40gb=fits_40gb) == "Using ZeRO-2"
 
 
 def test_the_table_cuts_nothing_and_aligns_its_columns() -> None:

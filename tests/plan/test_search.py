@@ -192,6 +192,21 @@ def test_the_same_question_gives_the_same_bytes(job: str) -> None:
     assert first == second
 
 
+def test_harm_14_methods_are_compared_at_one_micro_batch_which_is_said(job: str) -> None:
+    """A 4-bit base needs less than one of 16 bits; with larger micro-batches it seemed to need more."""
+    with pytest.raises(UserError) as caught:
+        planned(job, "rtx-4090:2,host=64gib", "model.name=Qwen/Qwen2.5-7B", "method.type=full")
+    lora, qlora = (
+        next(hint for hint in caught.value.hints if f"({method})" in hint)
+        for method in ("method.type=lora", "method.type=qlora")
+    )
+    needs = re.compile(r": (\d+\.\d) of 23\.5 GiB with \w+, (micro-batch 1, checkpointed)  \(")
+    found = [match for hint in (lora, qlora) if (match := needs.search(hint)) is not None]
+    assert found[0][2] == found[1][2]
+    assert float(found[1][1]) < float(found[0][1])
+    assert all(re.search(r"\(micro-batch \d+(, checkpointed)?\)$", line) for line in caught.value.problems)
+
+
 @given(
     total=st.integers(1, 300),
     ranks=st.integers(1, 16),

@@ -30,7 +30,7 @@ def test_the_flexible_job_of_the_guide_takes_stage_and_precision_by_what_it_got(
     loaded = load_job("preset:framer-lora-flexible")
     inventory = parse_inventory(gpus)
     _, plan = plan_on(loaded.job, given_keys(loaded), inventory, inventory.devices, may_leave_idle=False)
-    assert strategy_lines(plan) == lines
+    assert strategy_lines(loaded.job, plan) == lines
 
 
 def test_only_an_earlier_life_of_the_same_job_is_known_to_be_gone_without_asking() -> None:

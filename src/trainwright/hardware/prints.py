@@ -70,13 +70,15 @@ def mixed_gpus_advice(types: Sequence[str | None]) -> list[str]:
     return [*risks, "  Recommended: Request homogeneous GPUs", *example]
 
 
-def strategy_line(strategy: str, devices: Sequence[Device]) -> str | None:
+def strategy_line(strategy: str, devices: Sequence[Device], *, fits_40gb: bool) -> str | None:
     """The line for a ZeRO stage (S0-27, S0-36): why stage 3, or that stage 2 is enough; None for other strategies.
 
-    A GPU is "32GB" when its memory rounds to 32 GiB, as drivers keep a little back.
+    `fits_40gb` says that a rank needs no more than an A100-40GB has. A GPU is "32GB" when its memory rounds to 32 GiB,
+    as drivers keep a little back.
     """
     if strategy == "zero2":
-        return ZERO2_LINE
+        large = all(isinstance(size := d.memory_total_bytes, int) and round(size / GIB) >= 40 for d in devices)
+        return ZERO2_LINE if fits_40gb and large else "Using ZeRO-2"
     if strategy != "zero3":
         return None
     if any("V100" in device.name for device in devices):

@@ -24,7 +24,7 @@ from trainwright.plan.least import Least, by_rule
 from trainwright.plan.model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.options import device_sets
 from trainwright.plan.own_script import narrowed, own_script, require_values, trace_pointer, warnings_of
-from trainwright.plan.reasons import describe, reasons
+from trainwright.plan.reasons import at_once, describe, reasons
 from trainwright.plan.remedies import remedies
 from trainwright.plan.requirements import (
     device_reason,
@@ -307,7 +307,7 @@ def _nothing_fits(
     found = remedies(question, sets, goal)
     return UserError(
         "no layout fits on these GPUs (all figures are estimates)",
-        problems=[f"{describe(candidate)}: {candidate.why_not}" for candidate in tried[:8]],
+        problems=[f"{describe(each)}: {each.why_not} ({at_once(each)})" for each in tried[:8]],
         hints=[f"this would fit: {remedy}" for remedy in found] or ["a smaller model, or larger GPUs"],
         exit_code=ExitCode.NO_PLAN_FITS,
     )

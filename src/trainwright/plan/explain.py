@@ -6,17 +6,21 @@ from collections.abc import Iterator, Mapping
 
 from trainwright.estimate.figures import StepTime
 from trainwright.estimate.time import busy_bars, pace_bars
+from trainwright.hardware.inventory import parse_inventory
 from trainwright.hardware.prints import mixed_gpus_block, strategy_line
 from trainwright.hardware.reading import GIB
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
+from trainwright.plan.capacity import capacity_of
 from trainwright.plan.choose import Plan
-from trainwright.plan.estimates import Amount, Estimate
+from trainwright.plan.estimates import Amount, Estimate, why_too_big
 from trainwright.plan.layout import Layout
-from trainwright.plan.reasons import describe, device_text, devices_text
+from trainwright.plan.reasons import at_once, describe, device_text, devices_text
 from trainwright.plan.search import Candidate
 
 MOST_ROWS = 8
+FRAMER = "framer-lora"
+"""The task of the guide that says so of ZeRO-2 (S0-27)."""
 SMALLEST_PART = 0.01
 """Parts below this share of their sum are printed together."""
 
@@ -69,11 +73,21 @@ def _layout(job: Job, plan: Plan) -> Iterator[str]:
     if layout.strategy == "fsdp2" and layout.gradient_accumulation_steps > 1:
         when = "in every micro-batch" if layout.sync_each_micro_batch else "once a step; they are whole until then"
         yield f"  gradients are reduced {when}"
-    line = strategy_line(layout.strategy, plan.devices)
+    line = stage_line(job, plan)
     if line is not None:
         yield f"  {line}"
     yield from mixed_gpus_block(plan.devices)
     yield from (f"warning: {warning}" for warning in plan.warnings)
+
+
+def stage_line(job: Job, plan: Plan) -> str | None:
+    """Return the guide's line for a ZeRO stage; whether 40 GB suffice is estimated, or what the guide says."""
+    card = parse_inventory("a100-40gb").usable[0]
+    room = capacity_of(card)
+    assert room is not None
+    needed = None if plan.estimate is None else plan.estimate.peak_bytes
+    fits_40gb = job.task == FRAMER if needed is None else why_too_big(needed, room) is None
+    return strategy_line(plan.layout.strategy, plan.devices, fits_40gb=fits_40gb)
 
 
 def _batch(layout: Layout) -> Iterator[str]:
@@ -230,7 +244,7 @@ def _rejected(plan: Plan) -> Iterator[str]:
             shown.setdefault(candidate.devices, candidate)
     if shown:
         yield "Does not fit"
-        yield from (f"  {describe(candidate)}: {candidate.why_not}" for candidate in shown.values())
+        yield from (f"  {describe(each)}: {each.why_not} ({at_once(each)})" for each in shown.values())
 
 
 def _use(estimate: Estimate) -> str:

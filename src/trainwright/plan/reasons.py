@@ -53,6 +53,12 @@ def sharing_text(layout: Layout) -> str:
     return layout.strategy if layout.offload == "none" else f"{layout.strategy} with {layout.offload} in host memory"
 
 
+def at_once(candidate: Candidate) -> str:
+    """Return what of a step a candidate computes at once: `micro-batch 4, checkpointed`."""
+    layout = candidate.layout
+    return f"micro-batch {layout.micro_batch_size}" + (", checkpointed" if layout.gradient_checkpointing else "")
+
+
 def device_text(candidate: Candidate) -> str:
     """Return the devices of a candidate by model: `2 x NVIDIA A100-SXM4-80GB + 2 x Tesla V100`."""
     return devices_text(candidate.devices)

@@ -15,6 +15,7 @@ from trainwright.hardware.reading import GIB
 from trainwright.job.schema import Job
 from trainwright.plan.capacity import capacity_of
 from trainwright.plan.confirmed import confirmed
+from trainwright.plan.reasons import at_once, sharing_text
 from trainwright.plan.search import Candidate, Goal, Question, search
 
 SHORTEST_LENGTH = 128
@@ -32,8 +33,9 @@ class Remedy:
     def __str__(self) -> str:
         estimate = self.candidate.estimate
         there = "" if estimate.capacity is None else f" of {estimate.capacity.total_bytes / GIB:.1f}"
+        with_what = f"{sharing_text(self.candidate.layout)}, {at_once(self.candidate)}"
         how = f"  ({' '.join(self.overrides)})" if self.overrides else ""
-        return f"{self.change}: {estimate.peak_bytes / GIB:.1f}{there} GiB{how}"
+        return f"{self.change}: {estimate.peak_bytes / GIB:.1f}{there} GiB with {with_what}{how}"
 
 
 def remedies(question: Question, device_sets: DeviceSets, goal: Goal, count: int = 3) -> list[Remedy]:
@@ -46,7 +48,7 @@ def _all(question: Question, device_sets: DeviceSets, goal: Goal) -> Iterator[Re
         found = _fits(dataclasses.replace(question, job=job), device_sets, goal)
         if found is not None:
             yield _spelled(change, overrides, found)
-    for change, overrides, job in _changes_of_the_method(question.job):
+    for change, overrides, job in _changes_of_the_method(_sparing(question.job)):
         found = _fits(dataclasses.replace(question, job=job), device_sets, goal)
         if found is not None:
             yield Remedy(change, overrides, found)
@@ -97,6 +99,17 @@ def _changes_of_the_method(job: Job) -> Iterator[tuple[str, tuple[str, ...], Job
         if job.method.type not in (method, "qlora"):
             changed = _with(job, "method", {"type": method, "freeze": []})
             yield words, (f"method.type={method}",), changed
+
+
+def _sparing(job: Job) -> Job:
+    """Return the job with the least at once that it leaves open, so that methods are compared at one micro-batch."""
+    train = job.train
+    changes: dict[str, Any] = {}
+    if train.micro_batch_size == train.gradient_accumulation_steps == "auto":
+        changes["micro_batch_size"] = 1
+    if train.gradient_checkpointing == "auto":
+        changes["gradient_checkpointing"] = True
+    return _with(job, "train", changes)
 
 
 def _shorter(question: Question, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:

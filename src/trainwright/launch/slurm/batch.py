@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.inventory import Device
-from trainwright.hardware.prints import gpu_info_block, mixed_gpus_advice, mixed_gpus_block, strategy_line
+from trainwright.hardware.prints import gpu_info_block, mixed_gpus_advice, mixed_gpus_block
 from trainwright.hardware.slurm.commands import run_slurm
 from trainwright.job.schema import Job
 from trainwright.launch.own_script.running import script_ranks
@@ -32,6 +32,7 @@ from trainwright.launch.slurm.submission import Submission, Submitted
 from trainwright.launch.slurm.waiting import record_wait
 from trainwright.launch.supervision import StopAsked
 from trainwright.plan.choose import Plan
+from trainwright.plan.explain import stage_line
 from trainwright.plan.slurm.wait import PastWait
 from trainwright.runs.lock import RunLock
 
@@ -128,15 +129,15 @@ def plan_there(submission: Submission, allocation: Allocation) -> tuple[Job, Pla
     inventory = inventory_of(allocation, job.resources.device)
     whole = len(allocation.nodes) > 1 or job.resources.gpus != "auto" or job.resources.ranks != "auto"
     made, plan = plan_on(job, submission.given, inventory, inventory.devices, may_leave_idle=not whole)
-    _say(*strategy_lines(plan))
+    _say(*strategy_lines(made, plan))
     if gpus and plan.layout.device == "cpu":
         _say(*_left_idle(submission, allocation, gpus))
     return made, plan
 
 
-def strategy_lines(plan: Plan) -> list[str]:
+def strategy_lines(job: Job, plan: Plan) -> list[str]:
     """Return how the ranks share the work in a line, with the guide's own words for a ZeRO stage."""
-    line = strategy_line(plan.layout.strategy, plan.devices)
+    line = stage_line(job, plan)
     layout = plan.layout
     ranks = f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'}"
     return [*([line] if line else []), f"Plan: {ranks}, {layout.strategy}, {layout.precision}"]
@@ -153,7 +154,10 @@ def _left_idle(submission: Submission, allocation: Allocation, gpus: Sequence[De
         )
     except UserError as error:
         return [f"warning: resources.device=cpu leaves the GPUs idle (on them: {error.message})"]
-    return ["warning: resources.device=cpu leaves the GPUs idle; with resources.device=auto:", *strategy_lines(plan)]
+    return [
+        "warning: resources.device=cpu leaves the GPUs idle; with resources.device=auto:",
+        *strategy_lines(job, plan),
+    ]
 
 
 def is_gone(job_id: str, holder: Mapping[str, Any]) -> bool:
