@@ -16,7 +16,7 @@ from typing import Any
 from trainwright.anatomy import anatomy, read_config
 from trainwright.anatomy.adapters import Lora
 from trainwright.anatomy.catalog import CatalogModel, catalog
-from trainwright.anatomy.flops import Batch, step_flops
+from trainwright.anatomy.flops import ForwardInput, step_flops
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     if "--built" in arguments:
         report["built"] = {name: _is_what_transformers_builds(entry) for name, entry in models.items()}
     described = [anatomy(read_config(entry.config)) for entry in models.values()]
-    batch = Batch(samples=4, length=2048, source_length=2048)
+    batch = ForwardInput(samples=4, length=2048, source_length=2048)
     report["ms"] = {
         "describe": _milliseconds([lambda e=entry: anatomy(read_config(e.config)) for entry in models.values()]),
         "count_parameters": _milliseconds([lambda a=one: a.parameter_count for one in described]),

@@ -12,7 +12,7 @@ import torch
 
 from trainwright.runs.writing import write_json_atomic
 from trainwright.train import worker
-from trainwright.train.probing import Probe
+from trainwright.train.probing import RankProbe
 
 Try = Callable[[int], None]
 """Does a step that takes as much memory as a micro-batch of this size ever does; raises where that is too much."""
@@ -95,7 +95,7 @@ def finding_by(find: Finder) -> Iterator[None]:
             if tried[-1:] != [size]:
                 tried.append(size)
             try:
-                Probe(loop, wanted).longest_step(size)
+                RankProbe(loop, wanted).longest_step(size)
             except torch.OutOfMemoryError as error:
                 # What the frames hold would else be on the device while a finder handles the error, and fail it there.
                 traceback.clear_frames(error.__traceback__)

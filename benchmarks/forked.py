@@ -20,7 +20,7 @@ from trainwright.launch.supervision import rank_environment
 from trainwright.plan.choose import Plan
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
-from trainwright.tune.probes import Watch, WorkerProbes
+from trainwright.tune.probes import ProbeWatch, WorkerProbes
 
 
 class Forked:
@@ -79,7 +79,7 @@ def start_forked(folder: RunFolder, layout: Layout, attempt: int) -> Processes:
     return processes
 
 
-def forked_probes(folder: RunFolder, job: Job, plan: Plan, watch: Watch) -> WorkerProbes:
+def forked_probes(folder: RunFolder, job: Job, plan: Plan, watch: ProbeWatch) -> WorkerProbes:
     """Return probes whose workers are forks, and whose data is prepared in one."""
     from trainwright.train.prepare import main
 

@@ -34,12 +34,12 @@ from taken import taken
 
 from trainwright.errors import UserError
 from trainwright.job.loading import load_job
-from trainwright.launch.planning import Asked, plan_job
+from trainwright.launch.planning import PlanFlags, plan_job
 from trainwright.launch.supervision import StopAsked
 from trainwright.plan.tuned import fitting
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json
-from trainwright.tune.probes import Watch, WorkerProbes
+from trainwright.tune.probes import ProbeWatch, WorkerProbes
 from trainwright.tune.search import Rung, sizes_of
 from trainwright.tune.tuning import TuneOptions, tune
 
@@ -264,10 +264,10 @@ class Bed:
 
     @contextlib.contextmanager
     def _probes(self, limit_mib: float) -> Iterator[tuple[WorkerProbes, RunFolder]]:
-        job, plan, _ = plan_job(load_job(str(self._path), self._limited(limit_mib)), Asked())
+        job, plan, _ = plan_job(load_job(str(self._path), self._limited(limit_mib)), PlanFlags())
         with tempfile.TemporaryDirectory(prefix="tune-trials-") as place:
             folder = RunFolder(Path(place) / job.name)
-            yield forked_probes(folder, job, plan, Watch(StopAsked(), 600, 0)), folder
+            yield forked_probes(folder, job, plan, ProbeWatch(StopAsked(), 600, 0)), folder
 
     def _climb(self, limit_mib: float, sizes: tuple[int, ...]) -> tuple[Rung, ...]:
         """Return every micro-batch that runs under a limit."""

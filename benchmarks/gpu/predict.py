@@ -62,7 +62,7 @@ def predict(
     }
 
 
-def _device(gpu: catalog.Gpu | None) -> dict[str, Any]:
+def _device(gpu: catalog.GpuSpec | None) -> dict[str, Any]:
     if gpu is None:
         return {"device": "cpu"}
     assert gpu.total_bytes is not None and gpu.compute_capability is not None
@@ -72,7 +72,7 @@ def _device(gpu: catalog.Gpu | None) -> dict[str, Any]:
     }
 
 
-def _outside_bytes(gpu: catalog.Gpu) -> int:
+def _outside_bytes(gpu: catalog.GpuSpec) -> int:
     assert gpu.compute_capability is not None
     return context_bytes(gpu) + libraries_bytes(gpu.compute_capability)
 
@@ -94,7 +94,7 @@ def _trace_chunk(requests: list[dict[str, Any]], python: str) -> list[dict[str, 
     return answers
 
 
-def _traced(answer: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
+def _traced(answer: dict[str, Any], gpu: catalog.GpuSpec | None) -> dict[str, Any]:
     if "error" in answer:
         return {"error": " ".join([answer["error"], *answer["problems"]])}
     peak = answer["peak"]
@@ -111,7 +111,7 @@ def _traced(answer: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
     }
 
 
-def _closed(data: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
+def _closed(data: dict[str, Any], gpu: catalog.GpuSpec | None) -> dict[str, Any]:
     try:
         request = Request.parse(data)
         found = replayed(anatomy(read_config(request.config)), request, gpu)
@@ -131,7 +131,7 @@ def _closed(data: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any]:
     }
 
 
-def _time(data: dict[str, Any], gpu: catalog.Gpu | None) -> dict[str, Any] | None:
+def _time(data: dict[str, Any], gpu: catalog.GpuSpec | None) -> dict[str, Any] | None:
     """Nothing is predicted for a CPU, and for ranks that share a GPU."""
     if gpu is None or data["world_size"] > 1:
         return None

@@ -35,13 +35,13 @@ from torch import nn
 
 from trainwright.errors import UserError
 from trainwright.estimate.trace.model import without_initial_values
-from trainwright.job.course import Course, Position
+from trainwright.job.course import BatchSchedule, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.train.assignment import Assignment
 from trainwright.train.balance import Balance
-from trainwright.train.console import Pace
+from trainwright.train.console import StepPace
 from trainwright.train.data.packing import join_documents
 from trainwright.train.feeding import Feed
 from trainwright.train.loop import StepLoop
@@ -136,7 +136,7 @@ class Rank:
         static_bytes = torch.cuda.memory_allocated() if ranks.device.type == "cuda" else None
         data = RandomTokens(configuration)
         loop = _step_loop(self.job, self.assignment, ranks, strategy, self.task, data)
-        feed, pace = Feed(loop.train_data, self.task, ranks.device), Pace()
+        feed, pace = Feed(loop.train_data, self.task, ranks.device), StepPace()
         try:
             for batch in loop.course.batches(loop.position):
                 loop.step(batch, feed, pace)
@@ -195,7 +195,7 @@ def _assignment(configuration: Configuration, ranks: Ranks) -> Assignment:
 
 
 def _step_loop(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strategy, task: Any, data: Any) -> StepLoop:
-    course = Course.of(job.train, samples=len(data))
+    course = BatchSchedule.of(job.train, samples=len(data))
     return StepLoop(
         job=job,
         folder=RunFolder(Path.cwd()),  # nothing is saved

@@ -18,7 +18,7 @@ from published.records import Record, note
 from trainwright.estimate.allocator import SMALL_SEGMENT_BYTES
 from trainwright.estimate.outside import context_bytes
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 
 SOURCE = "github.com/foundation-model-stack/fms-acceleration"
 
@@ -136,7 +136,7 @@ def request_of(record: Record) -> dict[str, Any]:
     }
 
 
-def contexts_of_others(request: Request, gpu: Gpu | None, framework: str | None) -> dict[str, int]:
+def contexts_of_others(request: Request, gpu: GpuSpec | None, framework: str | None) -> dict[str, int]:
     """Return what the other ranks take of a GPU, in bytes, where the plugin for GPTQ models loads them.
 
     It asks for no map of devices and so gets `auto` (gptqmodel/models/base.py), for which accelerate puts a number on

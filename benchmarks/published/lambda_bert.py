@@ -16,7 +16,7 @@ from typing import Any
 from published.gpus import devices_of, key_of
 from published.records import Record, note
 from trainwright.anatomy import Anatomy, anatomy, read_config
-from trainwright.anatomy.parts import Segment, Weight
+from trainwright.anatomy.parts import ModuleWeight, Segment
 from trainwright.estimate.request import Request
 from trainwright.estimate.time.update import Update
 from trainwright.hardware.inventory import Device
@@ -126,12 +126,14 @@ def _question_answering(config: dict[str, Any]) -> Anatomy:
     whole = anatomy(read_config(config))
 
     def body(segment: Segment) -> Segment:
-        kept = tuple(o for o in segment.operations if segment.is_layer or not isinstance(o, Weight) or not _is_head(o))
+        kept = tuple(
+            o for o in segment.operations if segment.is_layer or not isinstance(o, ModuleWeight) or not _is_head(o)
+        )
         return segment if len(kept) == len(segment.operations) else replace(segment, operations=kept)
 
     segments = tuple(s for s in map(body, whole.segments) if s.operations)
     return replace(whole, segments=segments)
 
 
-def _is_head(weight: Weight) -> bool:
+def _is_head(weight: ModuleWeight) -> bool:
     return weight.part == "head" or "predictions" in weight.name or weight.writes == ("logits",)

@@ -20,7 +20,7 @@ from published.tracing import trace_all, transformers_version
 from trainwright.errors import UserError
 from trainwright.estimate.outside import outside_bytes
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu, catalog
+from trainwright.hardware.catalog import GpuSpec, catalog
 from trainwright.plan.capacity import Capacity
 from trainwright.plan.estimates import why_too_big
 
@@ -42,7 +42,7 @@ class Row:
     request: Request
     transformers: str
     """The version that it was measured with."""
-    gpu: Gpu | None
+    gpu: GpuSpec | None
     outside_bytes: dict[str, int]
     """What nvidia-smi counts besides torch's allocator."""
     measured_gib: dict[str, float]
@@ -220,12 +220,12 @@ def _kind(record: Record) -> str | None:
     return next((kind for kind in KINDS if record["mem_kind"].startswith(kind)), None)
 
 
-def _gpu(record: Record) -> Gpu | None:
+def _gpu(record: Record) -> GpuSpec | None:
     key = key_of(record["gpu"])
     return None if key is None else catalog().gpus[key]
 
 
-def _card_bytes(gpu: Gpu) -> int:
+def _card_bytes(gpu: GpuSpec) -> int:
     """What CUDA gives of a card, else what the driver reports."""
     if gpu.cuda_total_gib is not None:
         return int(gpu.cuda_total_gib.value * GIB)

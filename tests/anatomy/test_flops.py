@@ -14,9 +14,9 @@ from small_models import SMALL, build, describe
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from trainwright.anatomy.adapters import Lora
-from trainwright.anatomy.flops import Batch, StepFlops, step_flops
+from trainwright.anatomy.flops import ForwardInput, StepFlops, step_flops
 
-BATCH = Batch(samples=2, length=32, source_length=24)
+BATCH = ForwardInput(samples=2, length=32, source_length=24)
 
 
 def flash_forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -202,14 +202,14 @@ def test_skipped_pairs_are_those_that_the_mask_hides(name: str) -> None:
 @given(st.integers(1, 64), st.integers(1, 4096), st.sampled_from(["llama", "gemma2", "t5", "qwen2_moe", "gpt_neox"]))
 def test_flops_grow_with_the_samples_alone(samples: int, length: int, name: str) -> None:
     ours = describe(SMALL[name])
-    one, many = (step_flops(ours, Batch(n, length, length), checkpointing=True) for n in (1, samples))
+    one, many = (step_flops(ours, ForwardInput(n, length, length), checkpointing=True) for n in (1, samples))
     assert many.total == samples * one.total
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(set(SMALL) - {"mixtral", "qwen3_moe"})), st.integers(1, 512))
 def test_adapters_cost_less_than_full_training_and_checkpointing_at_most_one_forward(name: str, length: int) -> None:
-    ours, batch = describe(SMALL[name]), Batch(2, length, length)
+    ours, batch = describe(SMALL[name]), ForwardInput(2, length, length)
     full, kept = step_flops(ours, batch), step_flops(ours, batch, checkpointing=True)
     assert kept.without_recompute == full.total
     assert 0 < sum(kept.recompute.values()) <= sum(kept.forward.values())
@@ -223,7 +223,7 @@ def test_a_full_step_of_a_7b_model_is_six_operations_for_each_weight_and_token()
     from trainwright.anatomy.catalog import config_of
 
     ours = anatomy(config_of("Qwen/Qwen2.5-7B"))
-    step = step_flops(ours, Batch(1, 2048))
+    step = step_flops(ours, ForwardInput(1, 2048))
     without_attention = step.total - step.forward["attention"] - step.backward["attention"]
     matrices = sum(weight.rows * weight.columns for _, weight in ours.weights() if weight.is_matmul)
     assert without_attention == 6 * 2048 * matrices

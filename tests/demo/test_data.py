@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from trainwright.demo.data import Question, Row, brief_rows, held_out_questions, training_rows
+from trainwright.demo.data import Row, StoryQuestion, brief_rows, held_out_questions, training_rows
 
 SENTENCE = re.compile(r"[A-Z][a-z]+ [a-z]+ [a-z]+\.")
 NAME = re.compile(r"know of (.*)\?")
@@ -22,12 +22,12 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def questions() -> list[Question]:
+def questions() -> list[StoryQuestion]:
     return held_out_questions(3, 200, facts=3)
 
 
 def test_the_same_seed_gives_the_same_data_and_another_seed_other_data(
-    rows: list[Row], questions: list[Question]
+    rows: list[Row], questions: list[StoryQuestion]
 ) -> None:
     assert list(training_rows(3, 5_000)) == rows
     assert list(training_rows(4, 5_000)) != rows
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_data_and_another_seed_other_data(
 
 
 def test_no_fact_of_the_questions_is_told_anywhere_in_the_training_data(
-    rows: list[Row], questions: list[Question]
+    rows: list[Row], questions: list[StoryQuestion]
 ) -> None:
     told = sentences(*(text for row in [*rows, *brief_rows(3, 3_000)] for text in row.values()))
     asked = sentences(*(text for question in questions for text in (question.story, question.answer)))
@@ -57,7 +57,7 @@ def test_every_answer_is_read_from_the_story(rows: list[Row]) -> None:
         assert len({fact.split()[0] for fact in sentences(story)}) == len(SENTENCE.findall(story)), "one fact a name"
 
 
-def test_a_held_out_question_has_one_answer_which_only_its_story_tells(questions: list[Question]) -> None:
+def test_a_held_out_question_has_one_answer_which_only_its_story_tells(questions: list[StoryQuestion]) -> None:
     for question in questions:
         facts = SENTENCE.findall(question.story)
         names = NAME.search(question.question)

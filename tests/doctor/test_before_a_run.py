@@ -15,7 +15,7 @@ from trainwright.doctor.before import job as of_job
 from trainwright.doctor.before import machine
 from trainwright.doctor.before.checked import Checked, lines_of
 from trainwright.doctor.before.checking import short_check
-from trainwright.hardware.inventory import Device, Host, Inventory, Process
+from trainwright.hardware.inventory import Device, DeviceProcess, Host, Inventory
 from trainwright.hardware.reading import GIB
 from trainwright.job.loading import load_job
 
@@ -87,7 +87,7 @@ def test_torch_and_driver_have_to_match() -> None:
 def test_gpus_that_others_use_and_gpus_of_several_models_are_told() -> None:
     """S1-24, S0-28."""
     assert not bad(machine.gpus(gpus(2)))
-    used = (Process(pid=77, user="ann", command="python", memory_bytes=9 * GIB),)
+    used = (DeviceProcess(pid=77, user="ann", command="python", memory_bytes=9 * GIB),)
     assert bad(machine.gpus(gpus(1, processes=used)))[0][1].endswith("process 77 (python, ann) holds 9.0 GiB")
     unlike = Device(index=1, cuda_ordinal=1, **{**A100, "name": "Tesla V100", "memory_total_bytes": 32 * GIB})
     mixed = Inventory(devices=(*gpus(1).devices, unlike), host=Host(), driver_version="550.90", cuda_version=(12, 4))

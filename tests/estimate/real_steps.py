@@ -27,7 +27,7 @@ from trainwright.estimate.trace.distributed import open_mesh
 from trainwright.estimate.trace.model import build_config, build_model
 from trainwright.estimate.trace.report import training_records
 from trainwright.estimate.trace.run import prepare, run
-from trainwright.estimate.trace.tracker import Phase, Tracker
+from trainwright.estimate.trace.tracker import TracePhase, Tracker
 
 
 def peaks(tracker: Tracker, static_bytes: int) -> dict[str, int]:
@@ -84,15 +84,15 @@ def step_of_the_workers(request: Request) -> dict[str, int]:
         for step in range(1, 4 if request.strategy.startswith("zero") else 3):
             total = torch.zeros((), dtype=torch.float64)
             for index in range(request.gradient_accumulation_steps):
-                tracker.phase = Phase("forward", step)
+                tracker.phase = TracePhase("forward", step)
                 inputs = make_batch(request, config, request.micro_batch_size, pixels=torch.float32)
                 with strategy.micro_step(last=index == request.gradient_accumulation_steps - 1):
                     with autocast(device, request.precision):
                         loss = task.loss_sum(strategy.forward, inputs) * 1.0
-                    tracker.phase = Phase("backward", step)
+                    tracker.phase = TracePhase("backward", step)
                     strategy.backward(loss / 100)
                 total += loss.detach().double()
-            tracker.phase = Phase("optimizer", step)
+            tracker.phase = TracePhase("optimizer", step)
             strategy.step(1e-4, request.max_grad_norm)
     return peaks(tracker, static_bytes)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimate.allocator import KIB, MIB, CachingAllocator, Event, replay
+from trainwright.estimate.allocator import KIB, MIB, CachingAllocator, MemoryEvent, replay
 
 
 def test_sizes_are_rounded_to_512_bytes() -> None:
@@ -148,34 +148,34 @@ def test_expandable_segments_waste_less_than_fixed_ones() -> None:
     """The pattern of a growing sequence length: each request is a little larger than what was freed before it."""
     events = []
     for key, size in enumerate(range(64 * MIB, 128 * MIB, 4 * MIB)):
-        events += [Event(key, size), Event(key, -size)]
+        events += [MemoryEvent(key, size), MemoryEvent(key, -size)]
     fixed, expandable = replay(events), replay(events, expandable_segments=True)
     assert fixed.peak_reserved_bytes > 10 * fixed.peak_allocated_bytes
     assert expandable.peak_reserved_bytes <= expandable.peak_allocated_bytes + 20 * MIB
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Event]:
+def histories(draw: st.DrawFn) -> list[MemoryEvent]:
     """Allocations of all kinds of sizes on two streams, most of them freed, in any order, some while still used."""
     sizes = st.one_of(st.integers(1, 4 * KIB), st.integers(1, 3 * MIB), st.integers(9 * MIB, 60 * MIB))
-    events: list[Event] = []
-    live: list[Event] = []
+    events: list[MemoryEvent] = []
+    live: list[MemoryEvent] = []
     keys = itertools.count()
     for _ in range(draw(st.integers(1, 60))):
         if live and draw(st.booleans()):
             gone = live.pop(draw(st.integers(0, len(live) - 1)))
-            events.append(Event(gone.key, -gone.size_bytes, gone.stream, draw(st.booleans())))
+            events.append(MemoryEvent(gone.key, -gone.size_bytes, gone.stream, draw(st.booleans())))
             if events[-1].held and draw(st.booleans()):
-                events.append(Event(gone.key, 0))
+                events.append(MemoryEvent(gone.key, 0))
         else:
-            new = Event(next(keys), draw(sizes), draw(st.integers(0, 1)))
+            new = MemoryEvent(next(keys), draw(sizes), draw(st.integers(0, 1)))
             live.append(new)
             events.append(new)
     return events
 
 
 @given(history=histories(), expandable=st.booleans(), capacity=st.none() | st.integers(30 * MIB, 300 * MIB))
-def test_what_holds_for_every_history(history: list[Event], expandable: bool, capacity: int | None) -> None:
+def test_what_holds_for_every_history(history: list[MemoryEvent], expandable: bool, capacity: int | None) -> None:
     allocator = CachingAllocator(expandable_segments=expandable, capacity_bytes=capacity)
     live: dict[int, int] = {}
     for key, size, stream, still_used in history:
@@ -199,6 +199,6 @@ def test_what_holds_for_every_history(history: list[Event], expandable: bool, ca
 
 
 @given(history=histories(), expandable=st.booleans())
-def test_the_peak_of_what_is_asked_for_is_that_of_the_running_sum(history: list[Event], expandable: bool) -> None:
+def test_the_peak_of_what_is_asked_for_is_that_of_the_running_sum(history: list[MemoryEvent], expandable: bool) -> None:
     peak = max(itertools.accumulate(event.size_bytes for event in history))
     assert replay(history, expandable_segments=expandable).peak_requested_bytes == peak

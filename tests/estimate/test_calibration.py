@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.figures import Memory, StepTime
-from trainwright.estimate.measured_runs import Figures, Kind, MeasuredRun, Peaks, kind_of, record_run, stored_runs
+from trainwright.estimate.measured_runs import (
+    Kind,
+    MeasuredFigures,
+    MeasuredRun,
+    Peaks,
+    kind_of,
+    record_run,
+    stored_runs,
+)
 from trainwright.hardware.asked import asked_inventory
 from trainwright.job.schema import Job
 from trainwright.plan.choose import choose
@@ -37,7 +45,7 @@ TIME = StepTime(
     step_s=2.0, low_s=1.5, high_s=3.0, parts_s={"matrix products": 1.5, "communication": 0.5}, limit="x", ranks_s=(1.5,)
 )
 KIND = Kind(gpu="h200", strategy="ddp", method="lora", precision="bf16", versions="torch 2.13")
-PREDICTED = Figures(memory=Peaks(allocated_bytes=100, reserved_bytes=110, device_bytes=120), token_s=1.0)
+PREDICTED = MeasuredFigures(memory=Peaks(allocated_bytes=100, reserved_bytes=110, device_bytes=120), token_s=1.0)
 
 
 def measured(
@@ -52,7 +60,7 @@ def measured(
     """A run that was predicted to take 100, 110 and 120 bytes and a second a token."""
     peaks = Peaks(allocated_bytes=allocated, reserved_bytes=reserved, device_bytes=device)
     return MeasuredRun(
-        run_id=f"{number:032x}", kind=kind, predicted=PREDICTED, measured=Figures(memory=peaks, token_s=token_s)
+        run_id=f"{number:032x}", kind=kind, predicted=PREDICTED, measured=MeasuredFigures(memory=peaks, token_s=token_s)
     )
 
 

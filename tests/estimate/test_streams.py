@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainwright.estimate.allocator import MIB, CachingAllocator, Event, replay
+from trainwright.estimate.allocator import MIB, CachingAllocator, MemoryEvent, replay
 from trainwright.estimate.trace import streams
 from trainwright.estimate.trace.answers import Answers
 from trainwright.estimate.trace.tracker import Tracker
@@ -12,10 +12,15 @@ from trainwright.estimate.trace.tracker import Tracker
 
 def test_freed_memory_that_a_stream_still_uses_is_not_given_out_again() -> None:
     """It no longer counts as allocated, as torch.cuda.memory_allocated does not count it."""
-    history = [Event(1, 30 * MIB), Event(1, -30 * MIB, held=True), Event(2, 30 * MIB), Event(2, -30 * MIB)]
+    history = [
+        MemoryEvent(1, 30 * MIB),
+        MemoryEvent(1, -30 * MIB, held=True),
+        MemoryEvent(2, 30 * MIB),
+        MemoryEvent(2, -30 * MIB),
+    ]
     held = replay(history)
     assert (held.peak_allocated_bytes, held.peak_reserved_bytes) == (30 * MIB, 60 * MIB)
-    waited = replay([*history[:2], Event(1, 0), *history[2:]])
+    waited = replay([*history[:2], MemoryEvent(1, 0), *history[2:]])
     assert waited.peak_reserved_bytes == 30 * MIB
 
 
@@ -42,7 +47,7 @@ def test_an_event_stands_for_what_was_given_out_before_it() -> None:
         early, late = torch.empty(1000), torch.empty(1000)
         for tensor in (early, late):
             seen.used_on(tensor, stream=7)
-        event = streams.Event()
+        event = streams.InstantEvent()
         del early, tensor
         event.record()
         del late

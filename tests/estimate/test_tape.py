@@ -11,7 +11,7 @@ import pytest
 from test_closed_form import CASES, model_of
 
 from trainwright.estimate.closed import memory, operators, replayed
-from trainwright.estimate.closed.tape import FP32, Tape, Tensor, Weight
+from trainwright.estimate.closed.tape import FP32, Tape, TapeParameter, Tensor
 from trainwright.estimate.request import Request
 
 SIZE = complex(1024)
@@ -38,7 +38,7 @@ def test_harm_16_gradients_are_added_in_place_where_nothing_else_holds_the_first
     graph: Callable[[Tape, Tensor], Tensor], pieces: int
 ) -> None:
     """The result's gradient, one for each `scale`, and a sum where the first one is held or looked at elsewhere."""
-    tape, weight = Tape(None), Weight(1024, FP32, 1, trained=True)
+    tape, weight = Tape(None), TapeParameter(1024, FP32, 1, trained=True)
     root = graph(tape, weight.tensor).node
     assert root is not None
     before = len(tape.events)

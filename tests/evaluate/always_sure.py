@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainwright.evaluate.mdp import Process
+from trainwright.evaluate.mdp import DecisionProcess
 from trainwright.evaluate.policies import State
 
 
 class UntilTwoAgree:
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: DecisionProcess) -> None:
         self.process = process
 
     def act(self, state: State) -> str:
@@ -17,7 +17,7 @@ class UntilTwoAgree:
 
 
 class Confused:
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: DecisionProcess) -> None:
         pass
 
     def act(self, state: State) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from trainwright.errors import UserError
 from trainwright.evaluate.expectation import expect
-from trainwright.evaluate.mdp import PRESETS, Action, Process, Sigma
+from trainwright.evaluate.mdp import PRESETS, Action, DecisionProcess, Sigma
 from trainwright.evaluate.solving import Solution, solve
 from trainwright.evaluate.spelling import strategy
 
@@ -54,7 +54,7 @@ def test_value_iteration_agrees_with_policy_iteration_on_200_random_processes() 
     chance = random.Random(200)
     for number in range(200):
         on_grid = number % 2 == 0
-        process = Process(
+        process = DecisionProcess(
             delta_r=chance.randint(5, 60) / 100 if on_grid else chance.uniform(0.05, 0.6),
             delta_p=chance.randint(3, 30) / 100 if on_grid else chance.uniform(0.03, 0.3),
             p_s=chance.uniform(0.2, 1),
@@ -122,7 +122,7 @@ def test_a_solution_of_101_states_takes_less_than_a_second() -> None:
 
 def test_states_off_the_grid_are_those_that_steps_reach() -> None:
     """S3-37: no value is interpolated where a step ends between two points of the grid."""
-    solution = solve(Process(delta_r=1 / 3, delta_p=1 / 7, p_s=0.8, c_r=0.05, c_p=0.02))
+    solution = solve(DecisionProcess(delta_r=1 / 3, delta_p=1 / 7, p_s=0.8, c_r=0.05, c_p=0.02))
     for u in solution.states[:-1]:
         assert solution.process.after_retrieval(u) in solution.states
         assert solution.process.after_reasoning(u) in solution.states
@@ -132,8 +132,8 @@ def test_states_off_the_grid_are_those_that_steps_reach() -> None:
 @pytest.mark.parametrize("sigma", list(Sigma))
 def test_shaping_changes_no_decision(sigma: Sigma) -> None:
     """S3-38: the shaped solution has the same best action everywhere."""
-    plain = Process(0.25, 0.08, 0.8, 0.05, 0.02, sigma=sigma)
-    shaped = Process(0.25, 0.08, 0.8, 0.05, 0.02, sigma=sigma, shaping_k=0.6)
+    plain = DecisionProcess(0.25, 0.08, 0.8, 0.05, 0.02, sigma=sigma)
+    shaped = DecisionProcess(0.25, 0.08, 0.8, 0.05, 0.02, sigma=sigma, shaping_k=0.6)
     first, second = solve(plain), solve(shaped)
     assert [first.best(u) for u in first.states] == [second.best(u) for u in second.states]
     assert second.value(0) == pytest.approx(first.value(0), abs=1e-8)
@@ -143,7 +143,7 @@ def test_the_forms_of_sigma() -> None:
     """S3-38."""
 
     def worth(sigma: Sigma, u: float) -> float:
-        return Process(0.25, 0.08, 0.8, 0.1, 0.05, sigma=sigma, sigma_k=4).worth(u)
+        return DecisionProcess(0.25, 0.08, 0.8, 0.1, 0.05, sigma=sigma, sigma_k=4).worth(u)
 
     assert worth(Sigma.LINEAR, 0.25) == 0.25
     assert worth(Sigma.SQRT, 0.25) == 0.5
@@ -154,11 +154,11 @@ def test_the_forms_of_sigma() -> None:
 def test_parameters_out_of_range_are_named_all_at_once() -> None:
     """S3-36."""
     with pytest.raises(UserError) as refusal:
-        Process(delta_r=0, delta_p=0.08, p_s=0, c_r=-1, c_p=math.nan, gamma=1.1)
+        DecisionProcess(delta_r=0, delta_p=0.08, p_s=0, c_r=-1, c_p=math.nan, gamma=1.1)
     assert [problem.split()[0] for problem in refusal.value.problems] == ["delta_r", "p_s", "c_r", "c_p", "gamma"]
 
 
 def test_a_process_that_does_not_settle_says_so() -> None:
     """S3-37: at most 10,000 sweeps."""
     with pytest.raises(UserError, match="10,000 sweeps"):
-        solve(Process(0.25, 0.08, 1e-5, 0.0, 0.02, gamma=1.0))
+        solve(DecisionProcess(0.25, 0.08, 1e-5, 0.0, 0.02, gamma=1.0))

@@ -15,7 +15,7 @@ from trainwright.evaluate.asked import load_evaluation
 from trainwright.evaluate.retrieval import dense
 from trainwright.evaluate.retrieval.fusion import reciprocal_rank_fusion
 from trainwright.evaluate.retrieval.passages import Chunking, Passage
-from trainwright.evaluate.retrieval.retriever import Search, open_retriever, prepare
+from trainwright.evaluate.retrieval.retriever import PassageQuery, open_retriever, prepare
 
 WORDS = ["mara", "ivo", "lena", "otto", "paints", "sells", "repairs", "boats", "bread", "clocks", "apples", "chairs"]
 TEXTS = [
@@ -85,10 +85,10 @@ def test_the_nearest_passages_are_found_exactly(
     """Issue 6, retrieval: as the cosines of all passages say, over several blocks, with the prompt for queries."""
     monkeypatch.setattr(dense, "BLOCK_PASSAGES", 16)
     expected = nearest(encoder)
-    found = open_retriever(prepared).search([Search(query, 9) for query in QUERIES])
+    found = open_retriever(prepared).search([PassageQuery(query, 9) for query in QUERIES])
     assert [[passage.id for passage in ranking] for ranking in found] == [ranking[:9] for ranking in expected]
     assert len({tuple(ranking[:9]) for ranking in expected}) == len(QUERIES)
-    further = open_retriever(prepared).search([Search(QUERIES[0], 4, frozenset(expected[0][:5]))])
+    further = open_retriever(prepared).search([PassageQuery(QUERIES[0], 4, frozenset(expected[0][:5]))])
     assert [passage.id for passage in further[0]] == expected[0][5:9]
 
 
@@ -98,11 +98,11 @@ def test_hybrid_ranks_by_the_sum_of_reciprocal_ranks(encoder: Path, corpus: Path
     hybrid = open_retriever(prepare("hybrid", corpus, Chunking(), cache, encoder=str(encoder)))
     by_words = open_retriever(prepare("bm25", corpus, Chunking(), cache))
     for query, ranking in zip(QUERIES, nearest(encoder), strict=True):
-        [worded] = by_words.search([Search(query, len(TEXTS))])
+        [worded] = by_words.search([PassageQuery(query, len(TEXTS))])
         sums = {name: 1 / (60 + rank) for rank, name in enumerate(ranking, 1)}
         for rank, passage in enumerate(worded, 1):
             sums[passage.id] += 1 / (60 + rank)
-        [found] = hybrid.search([Search(query, 10)])
+        [found] = hybrid.search([PassageQuery(query, 10)])
         assert [sums[passage.id] for passage in found] == pytest.approx(sorted(sums.values(), reverse=True)[:10])
         assert {passage.id for passage in found} != set(ranking[:10])
 

@@ -18,7 +18,7 @@ from saved_models import bytes_tokenizer, plain_answers, save_model
 from transformers import AutoTokenizer
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.engines.encoding import Encoder
+from trainwright.evaluate.engines.encoding import PromptEncoder
 from trainwright.evaluate.engines.engine import EngineSettings
 from trainwright.evaluate.engines.opening import choose_engine, open_engine
 
@@ -282,7 +282,7 @@ def test_harm_13_thinking_stays_recognisable_in_the_text_of_an_answer(model: Pat
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>", "<|channel|>", "<|message|>", "<|end|>"]})
     tokenizer.chat_template = "{{ messages[0].content }}<|turn|>model:<think>\n"
     tokenizer.save_pretrained(folder)
-    encoder = Encoder(AutoTokenizer.from_pretrained(folder), "auto", 1024)
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(folder), "auto", 1024)
 
     def written(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -295,7 +295,7 @@ def test_harm_13_thinking_stays_recognisable_in_the_text_of_an_answer(model: Pat
     assert encoder.notes[1:] == [
         "2 answers ended before the model's thinking did, which is no answer: a larger max_new_tokens"
     ]
-    closed = Encoder(AutoTokenizer.from_pretrained(folder), False, 1024)
+    closed = PromptEncoder(AutoTokenizer.from_pretrained(folder), False, 1024)
     assert closed.decode([written("4<|turn|>")]) == ["4"]
 
 

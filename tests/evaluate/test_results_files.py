@@ -12,7 +12,7 @@ import pytest
 from scoring_worker import answered
 
 from trainwright.errors import UserError
-from trainwright.evaluate.documents import Heading, Outcome, comparison_document, run_document, table
+from trainwright.evaluate.documents import Heading, StrategyResults, comparison_document, run_document, table
 from trainwright.evaluate.mdp import PRESETS
 from trainwright.evaluate.metrics import Record, by_difficulty, compare, metrics
 from trainwright.evaluate.results import Lines, results_path, write_results
@@ -119,10 +119,10 @@ def records(name: str, right: int, cost: float) -> list[Record]:
     ]
 
 
-def outcomes() -> list[Outcome]:
+def outcomes() -> list[StrategyResults]:
     return [
-        Outcome(strategy("mdp", GUIDE), records("mdp", 76, 0.525)),
-        Outcome(strategy("fixed:3", GUIDE), records("fixed:3", 62, 0.35)),
+        StrategyResults(strategy("mdp", GUIDE), records("mdp", 76, 0.525)),
+        StrategyResults(strategy("fixed:3", GUIDE), records("fixed:3", 62, 0.35)),
     ]
 
 
@@ -135,7 +135,9 @@ def test_a_run_file_has_the_keys_of_the_guide(tmp_path: Path) -> None:
 
     path = tmp_path / "results" / "multi_gpu" / "r.json"
     outcome = outcomes()[0]
-    write_results(path, run_document(HEADING, Outcome(outcome.strategy, [{**outcome.records[0], "seconds": None}])))
+    write_results(
+        path, run_document(HEADING, StrategyResults(outcome.strategy, [{**outcome.records[0], "seconds": None}]))
+    )
     document = json.loads(path.read_text())
     assert list(document)[:7] == ["timestamp", "model", "gpu_mode", "gpu_ids", "config", "metrics", "results"]
     assert document["config"] == {"n_questions": 1, "difficulty": "mixed", "seed": 42}
@@ -157,7 +159,7 @@ def test_a_comparison_file_has_the_keys_of_the_guide() -> None:
     assert document["mdp_strategy"]["accuracy"] == 0.76
     assert len(document["fixed_strategy"]["results"]) == 100
     assert document["improvement"] == pytest.approx({"accuracy": 0.14, "cost": 0.175})
-    more = [*outcomes(), Outcome(strategy("fixed:1", GUIDE), records("fixed:1", 60, 0.15))]
+    more = [*outcomes(), StrategyResults(strategy("fixed:1", GUIDE), records("fixed:1", 60, 0.15))]
     assert {"fixed_k3_strategy", "fixed_k1_strategy"} <= set(comparison_document(HEADING, more))
 
 

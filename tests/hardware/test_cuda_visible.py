@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainwright.hardware.visible import Gpu, visible_devices
+from trainwright.hardware.visible import VisibleGpu, visible_devices
 
 UUIDS = ["GPU-aaaa1111-0", "GPU-aaaa2222-0", "GPU-bbbb3333-0", "GPU-cccc4444-0"]
-GPUS = [Gpu(uuid) for uuid in UUIDS]
-WITH_MIG = [Gpu("GPU-aa", ("MIG-1111", "MIG-2222")), Gpu("GPU-bb"), Gpu("GPU-cc", ("MIG-3333",))]
+GPUS = [VisibleGpu(uuid) for uuid in UUIDS]
+WITH_MIG = [VisibleGpu("GPU-aa", ("MIG-1111", "MIG-2222")), VisibleGpu("GPU-bb"), VisibleGpu("GPU-cc", ("MIG-3333",))]
 
 
 @pytest.mark.parametrize(

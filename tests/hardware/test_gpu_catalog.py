@@ -11,14 +11,14 @@ import pytest
 
 from trainwright.errors import UserError
 from trainwright.hardware import catalog
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.reading import GIB, MIB, NOT_AVAILABLE
 
 CUDA = [gpu for gpu in catalog.catalog().gpus.values() if gpu.kind == "cuda"]
 EVERY = list(catalog.catalog().gpus.values())
 
 
-def key_of(gpu: Gpu) -> str:
+def key_of(gpu: GpuSpec) -> str:
     return gpu.key
 
 
@@ -104,7 +104,7 @@ def test_a_name_that_is_unknown_or_not_enough_is_answered_with_the_nearest(text:
 
 
 @pytest.mark.parametrize("gpu", EVERY, ids=key_of)
-def test_every_gpu_is_found_by_its_own_driver_name(gpu: Gpu) -> None:
+def test_every_gpu_is_found_by_its_own_driver_name(gpu: GpuSpec) -> None:
     total = gpu.total_bytes or gpu.memory_options_gib[0] * GIB
     for name in gpu.driver_names:
         assert catalog.identify(name, total) == gpu.key
@@ -120,12 +120,12 @@ ORDINARY |= {(9, 0): 256, (10, 0): 256, (12, 0): 256}
 HALVED = ("rtx-2", "rtx-3", "rtx-4", "rtx-5", "l40", "a10g")
 
 
-def halved(gpu: Gpu) -> bool:
+def halved(gpu: GpuSpec) -> bool:
     return gpu.key.startswith(HALVED) and gpu.key != "l40s"
 
 
 @pytest.mark.parametrize("gpu", CUDA, ids=key_of)
-def test_rates_are_dense_and_what_the_silicon_reaches(gpu: Gpu) -> None:
+def test_rates_are_dense_and_what_the_silicon_reaches(gpu: GpuSpec) -> None:
     """The implied clock lies between 80 % (large GPUs slow down under tensor load) and 105 % of the boost clock."""
     assert gpu.compute_capability is not None and gpu.sm_count is not None and gpu.boost_mhz is not None
     assert gpu.fp16_tflops is not None
@@ -136,7 +136,7 @@ def test_rates_are_dense_and_what_the_silicon_reaches(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("gpu", CUDA, ids=key_of)
-def test_bf16_and_tf32_come_with_compute_capability_8_and_keep_their_ratios(gpu: Gpu) -> None:
+def test_bf16_and_tf32_come_with_compute_capability_8_and_keep_their_ratios(gpu: GpuSpec) -> None:
     """S4-18: bf16 runs at the rate of fp16, tf32 at half of it."""
     assert gpu.compute_capability is not None and gpu.fp16_tflops is not None
     if gpu.compute_capability < (8, 0):
@@ -148,7 +148,7 @@ def test_bf16_and_tf32_come_with_compute_capability_8_and_keep_their_ratios(gpu:
 
 
 @pytest.mark.parametrize("gpu", CUDA, ids=key_of)
-def test_memory_sizes_agree_with_each_other(gpu: Gpu) -> None:
+def test_memory_sizes_agree_with_each_other(gpu: GpuSpec) -> None:
     """What CUDA gives is less than what the driver shows; that is within a tenth of the nominal size."""
     assert gpu.memory_gib is not None and gpu.total_bytes is not None
     assert 0.9 < gpu.total_bytes / GIB / gpu.memory_gib.value < 1.05
@@ -161,7 +161,7 @@ LINK_GB_S = {1: 20, 2: 25, 3: 25, 4: 25, 5: 50}
 
 
 @pytest.mark.parametrize("gpu", [gpu for gpu in CUDA if gpu.nvlink], ids=key_of)
-def test_nvlink_is_links_times_both_directions(gpu: Gpu) -> None:
+def test_nvlink_is_links_times_both_directions(gpu: GpuSpec) -> None:
     assert gpu.nvlink is not None
     per_direction = gpu.nvlink.gb_s.value / gpu.nvlink.links / 2
     # The third generation's links of GA102 run at 14.0625 GB/s (GA102 whitepaper, "Third-Generation NVLink").
@@ -170,7 +170,7 @@ def test_nvlink_is_links_times_both_directions(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("gpu", EVERY, ids=key_of)
-def test_every_figure_names_its_source(gpu: Gpu) -> None:
+def test_every_figure_names_its_source(gpu: GpuSpec) -> None:
     sources = catalog.catalog().sources
     assert [name for name, figure in catalog.figures(gpu).items() if not sources[figure.source].strip()] == []
 
@@ -178,7 +178,7 @@ def test_every_figure_names_its_source(gpu: Gpu) -> None:
 def test_a_figure_without_a_known_source_is_refused() -> None:
     gpu = catalog.find("rtx-3090")
     with pytest.raises(ValueError, match="hearsay"):
-        catalog.Catalog(
+        catalog.GpuCatalog(
             sources={"ga102-wp": "whitepaper"},
             gpus={
                 "rtx-3090": gpu.model_copy(

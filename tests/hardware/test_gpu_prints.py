@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainwright.hardware.inventory import Device, Inventory, Process, parse_inventory
+from trainwright.hardware.inventory import Device, DeviceProcess, Inventory, parse_inventory
 from trainwright.hardware.prints import device_table, gpu_info_block, host_lines, mixed_gpus_block, strategy_line
 from trainwright.hardware.reading import GIB, MIB, NOT_AVAILABLE
 
@@ -91,7 +91,7 @@ def test_harm_14_zero_2_is_called_sufficient_for_40_gb_only_where_it_is(devices:
 def test_the_table_cuts_nothing_and_aligns_its_columns() -> None:
     """Off a terminal a row is as long as it has to be."""
     name = "NVIDIA " + "X" * 200
-    process = Process(pid=7, user="ada", command="python", memory_bytes=3 * GIB)
+    process = DeviceProcess(pid=7, user="ada", command="python", memory_bytes=3 * GIB)
     device = replace(A100, name=name, processes=(process,), nvlink=None)
     header, first, second = device_table(Inventory(devices=(device, V100), host=parse_inventory("t4").host))
     assert name in first

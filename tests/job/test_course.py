@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import UserError
-from trainwright.job.course import Batch, Course, Position
+from trainwright.job.course import Batch, BatchSchedule, Position
 from trainwright.job.schema import Interval, TrainSection
 
 COURSES = st.builds(
-    Course,
+    BatchSchedule,
     samples=st.integers(1, 200),
     global_batch_size=st.integers(1, 40),
     drop_last=st.booleans(),
@@ -30,7 +30,7 @@ def samples_of(batches: list[Batch], epoch: int) -> list[int]:
 
 @settings(deadline=None, max_examples=300)
 @given(COURSES)
-def test_batches_partition_each_epoch(course: Course) -> None:
+def test_batches_partition_each_epoch(course: BatchSchedule) -> None:
     """X-01: each place of an epoch's order once and in order, in whole batches but the last of an epoch."""
     batches = list(course.batches(Position()))
     last = batches[-1].epoch
@@ -47,7 +47,7 @@ def test_batches_partition_each_epoch(course: Course) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(COURSES)
-def test_positions_follow_each_other(course: Course) -> None:
+def test_positions_follow_each_other(course: BatchSchedule) -> None:
     """A batch begins where the one before it ended, or at the next epoch; the run is finished after the last alone."""
     batches = list(course.batches(Position()))
     for first, second in itertools.pairwise(batches):
@@ -61,7 +61,7 @@ def test_positions_follow_each_other(course: Course) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(COURSES, st.data())
-def test_an_interruption_changes_no_batch(course: Course, data: st.DataObject) -> None:
+def test_an_interruption_changes_no_batch(course: BatchSchedule, data: st.DataObject) -> None:
     """What is left after any step is what would have come."""
     batches = list(course.batches(Position()))
     done = data.draw(st.integers(0, len(batches) - 1))
@@ -71,7 +71,7 @@ def test_an_interruption_changes_no_batch(course: Course, data: st.DataObject) -
 @settings(deadline=None, max_examples=300)
 @given(COURSES, st.integers(1, 40), st.data())
 def test_another_global_batch_still_takes_every_sample_once(
-    course: Course, batch_size: int, data: st.DataObject
+    course: BatchSchedule, batch_size: int, data: st.DataObject
 ) -> None:
     """Contract `every sample once an epoch`: a change of the global batch after any step of whole epochs."""
     course = dataclasses.replace(course, max_steps=None, drop_last=False, num_train_epochs=2.0)
@@ -87,7 +87,7 @@ def test_another_global_batch_still_takes_every_sample_once(
 @settings(deadline=None, max_examples=1000)
 @given(COURSES, st.integers(1, 40), st.data())
 def test_harm_12_the_total_after_a_changed_batch_is_the_step_at_which_the_run_ends(
-    course: Course, batch_size: int, data: st.DataObject
+    course: BatchSchedule, batch_size: int, data: st.DataObject
 ) -> None:
     """Steps done under the old batch and those that the remaining samples need under the new one, wherever it is."""
     changed = dataclasses.replace(course, global_batch_size=batch_size)
@@ -102,7 +102,9 @@ def test_harm_12_the_total_after_a_changed_batch_is_the_step_at_which_the_run_en
 
 @settings(deadline=None, max_examples=300)
 @given(COURSES, st.integers(1, 40), st.data())
-def test_another_global_batch_never_repeats_a_sample(course: Course, batch_size: int, data: st.DataObject) -> None:
+def test_another_global_batch_never_repeats_a_sample(
+    course: BatchSchedule, batch_size: int, data: st.DataObject
+) -> None:
     """Also with drop_last, fractions of epochs or max_steps: no sample twice in an epoch, none left out in between."""
     changed = dataclasses.replace(course, global_batch_size=batch_size)
     assume(changed.steps_per_epoch > 0)
@@ -119,13 +121,13 @@ def test_another_global_batch_never_repeats_a_sample(course: Course, batch_size:
 )
 def test_fractions_of_epochs(epochs: float, steps: int) -> None:
     """Fractions are whole steps, rounded up; 0.7 x 10 is 7 although binary arithmetic says a hair more."""
-    course = Course(samples=80, global_batch_size=8, drop_last=False, num_train_epochs=epochs, max_steps=None)
+    course = BatchSchedule(samples=80, global_batch_size=8, drop_last=False, num_train_epochs=epochs, max_steps=None)
     assert course.total_steps == steps == len(list(course.batches(Position())))
 
 
 def test_max_steps_wins_over_epochs() -> None:
     """As in TrainingArguments; the course goes on through as many epochs as it takes."""
-    course = Course.of(TrainSection(global_batch_size=8, num_train_epochs=1.0, max_steps=25), samples=84)
+    course = BatchSchedule.of(TrainSection(global_batch_size=8, num_train_epochs=1.0, max_steps=25), samples=84)
     batches = list(course.batches(Position()))
     assert (len(batches), batches[-1].epoch, batches[-1].stop) == (25, 2, 24)
 
@@ -133,11 +135,11 @@ def test_max_steps_wins_over_epochs() -> None:
 def test_a_course_without_a_step_is_refused() -> None:
     """X-01: drop_last with fewer samples than a batch has would train on nothing."""
     with pytest.raises(UserError, match="7 samples do not fill one batch") as refusal:
-        Course.of(TrainSection(global_batch_size=8, drop_last=True), samples=7)
+        BatchSchedule.of(TrainSection(global_batch_size=8, drop_last=True), samples=7)
     assert any("train.drop_last=false" in hint for hint in refusal.value.hints)
 
 
-def due_steps(course: Course, every: str) -> list[int]:
+def due_steps(course: BatchSchedule, every: str) -> list[int]:
     interval = Interval.parse(every)
     assert isinstance(interval, Interval)
     return [batch.after.step for batch in course.batches(Position()) if course.is_due(interval, batch)]
@@ -157,13 +159,13 @@ def due_steps(course: Course, every: str) -> list[int]:
 )
 def test_intervals_are_due_once_where_they_are_reached(every: str, steps: list[int]) -> None:
     """S2-22, T: an epoch of 84 samples in batches of 8 is 11 steps; a fraction is due with the step that reaches it."""
-    course = Course(samples=84, global_batch_size=8, drop_last=False, num_train_epochs=2.0, max_steps=None)
+    course = BatchSchedule(samples=84, global_batch_size=8, drop_last=False, num_train_epochs=2.0, max_steps=None)
     assert due_steps(course, every) == steps
 
 
 def test_an_epoch_whose_rest_is_dropped_is_due_at_its_last_step() -> None:
     """X-01: with drop_last an epoch of 84 samples is 10 steps."""
-    course = Course(samples=84, global_batch_size=8, drop_last=True, num_train_epochs=2.0, max_steps=None)
+    course = BatchSchedule(samples=84, global_batch_size=8, drop_last=True, num_train_epochs=2.0, max_steps=None)
     assert due_steps(course, "1 epoch") == [10, 20]
     assert due_steps(course, "0.5 epochs") == [5, 10, 15, 20]
 
@@ -172,7 +174,7 @@ def test_an_epoch_whose_rest_is_dropped_is_due_at_its_last_step() -> None:
 @given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 10))
 def test_tenths_of_an_epoch_end_with_the_epoch(samples: int, batch: int, parts: int) -> None:
     """Whatever the rounding of 1/parts, something is due at the end of each epoch and at most `parts` times in it."""
-    course = Course(samples, batch, drop_last=False, num_train_epochs=3.0, max_steps=None)
+    course = BatchSchedule(samples, batch, drop_last=False, num_train_epochs=3.0, max_steps=None)
     interval = Interval(value=1 / parts, unit="epoch")
     due = [batch for batch in course.batches(Position()) if course.is_due(interval, batch)]
     for epoch in range(3):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from trainwright.job.course import Course, Position
+from trainwright.job.course import BatchSchedule, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import TrainSection
 
@@ -18,7 +18,7 @@ PEAK, BATCH = 3e-4, 8
 def rates(samples: int, **train: Any) -> list[float]:
     """Return the rate of each step of a whole run over `samples` samples."""
     section = TrainSection(global_batch_size=BATCH, learning_rate=PEAK, **train)
-    course = Course.of(section, samples=samples)
+    course = BatchSchedule.of(section, samples=samples)
     curve = LearningRate.of(section, peak=PEAK, total_samples=course.total_samples)
     return [curve.at(batch.before.samples_seen) for batch in course.batches(Position())]
 

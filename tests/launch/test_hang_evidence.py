@@ -18,7 +18,7 @@ import pytest
 from trainwright.launch.hangs.evidence import answer_other_machine, look
 from trainwright.launch.hangs.fault import find_fault
 from trainwright.launch.hangs.flight import read_flight_record
-from trainwright.launch.hangs.places import Place
+from trainwright.launch.hangs.places import RankSection
 from trainwright.launch.hangs.stacks import feeding_thread, main_thread, threads_in, worker_thread
 from trainwright.runs.folder import RunFolder
 
@@ -126,7 +126,7 @@ def test_a_stuck_worker_and_a_stopped_process_are_seen_and_nothing_dies_of_it(
     monkeypatch.setattr("trainwright.launch.hangs.evidence.ANSWER_S", 0.5)  # no heartbeat thread will ever answer
     with rank_process(folder) as rank:
         node = socket.gethostname()
-        here = Place(rank=0, section="data", there_s=9, limit_s=8, done=4, pid=rank.pid, node=node)
+        here = RankSection(rank=0, section="data", there_s=9, limit_s=8, done=4, pid=rank.pid, node=node)
         (found,) = look(folder, 1, [here]).values()
         assert found.process is not None and found.process.state == "S"
         assert found.process.stands_at is not None and "trainwright_rank.py:12 in <module>" in found.process.stands_at

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from trainwright.launch.hangs.ending import Hangs
-from trainwright.launch.hangs.evidence import Evidence, Process
+from trainwright.launch.hangs.evidence import ProcessState, RankEvidence
 from trainwright.launch.hangs.fault import Hang, find_fault
 from trainwright.launch.hangs.flight import Collective, FlightRecord
-from trainwright.launch.hangs.places import Place, limit_s
+from trainwright.launch.hangs.places import RankSection, limit_s
 from trainwright.launch.hangs.watching import Watching, stands_still
 from trainwright.runs.folder import RunFolder
 
@@ -41,7 +41,7 @@ class Ranks:
             at = {"step": step, "steps_total": steps_total, "section": section, "section_since_s": self.now_s}
             self.beats[rank] = {"rank": rank, "time_s": 0.0, "pid": 100 + rank, **at, "sections_p99_s": p99_s}
 
-    def let_pass(self, seconds: float, every_s: float = 1.0) -> list[Place] | None:
+    def let_pass(self, seconds: float, every_s: float = 1.0) -> list[RankSection] | None:
         """Look every so often; return where the ranks were when the run counted as hanging, None if it never did."""
         began_s = self.now_s
         while self.now_s < began_s + seconds:
@@ -146,9 +146,9 @@ def test_a_heartbeat_of_an_older_version_is_read_too() -> None:
     assert limit_s({"section": "forward", "steps_total": 3}, 600) == 600
 
 
-def place(rank: int, section: str, *, step: int = 7, silent_s: float = 0.5, ended: bool = False) -> Place:
+def place(rank: int, section: str, *, step: int = 7, silent_s: float = 0.5, ended: bool = False) -> RankSection:
     """A rank that has been in a section for a while."""
-    return Place(
+    return RankSection(
         rank=rank, section=section, there_s=11, limit_s=8, silent_s=silent_s, done=step, pid=100 + rank, ended=ended
     )
 
@@ -159,16 +159,16 @@ def calls(*texts: str, group: str = "0") -> FlightRecord:
     return FlightRecord(None, tuple(Collective(group, n, kind, sizes) for n, (kind, sizes) in enumerate(parts, 1)))
 
 
-def process(rank: int, state: str = "S", at: str | None = None) -> Process:
-    return Process(pid=100 + rank, name="python", state=state, stands_at=at)
+def process(rank: int, state: str = "S", at: str | None = None) -> ProcessState:
+    return ProcessState(pid=100 + rank, name="python", state=state, stands_at=at)
 
 
-ASLEEP = Evidence(process=process(1, at="task.py:30 in loss_sum"), flight=calls(ALL_REDUCE))
-WAITING = Evidence(process=process(0, at="graph.py:9 in backward"), flight=calls(ALL_REDUCE, ALL_REDUCE))
+ASLEEP = RankEvidence(process=process(1, at="task.py:30 in loss_sum"), flight=calls(ALL_REDUCE))
+WAITING = RankEvidence(process=process(0, at="graph.py:9 in backward"), flight=calls(ALL_REDUCE, ALL_REDUCE))
 LOOP = (ALL_REDUCE, ALL_REDUCE, BARRIER)
 
 
-def fault(others: int, at_fault: Evidence, section: str, waiting: Evidence = WAITING, **more: Any) -> Hang:
+def fault(others: int, at_fault: RankEvidence, section: str, waiting: RankEvidence = WAITING, **more: Any) -> Hang:
     """Judge one rank that is somewhere while others wait, whatever its number; it has to be the same each time."""
     found = set()
     for number in range(others + 1):
@@ -192,21 +192,21 @@ class TestWhoIsNamed:
         assert "`forward` of step 8" in hang.why
 
     def test_one_that_sleeps_where_there_is_no_flight_recorder(self, others: int) -> None:
-        hang = fault(others, Evidence(process=process(1, at="task.py:30 in f")), "forward", Evidence())
+        hang = fault(others, RankEvidence(process=process(1, at="task.py:30 in f")), "forward", RankEvidence())
         assert hang.kind == "hang" and "task.py:30" in hang.why
 
     def test_one_that_is_stopped(self, others: int) -> None:
-        hang = fault(others, Evidence(process=process(1, "T")), "backward", silent_s=11)
+        hang = fault(others, RankEvidence(process=process(1, "T")), "backward", silent_s=11)
         assert hang.kind == "hang/stopped" and "stopped (state T)" in hang.why
         assert any("was heard of last 11 s ago, in `backward` of step 8" in line for line in hang.shown)
 
     def test_one_that_holds_the_interpreters_lock(self, others: int) -> None:
-        hang = fault(others, Evidence(process=process(1, at="task.py:9 in hold")), "forward", silent_s=11)
+        hang = fault(others, RankEvidence(process=process(1, at="task.py:9 in hold")), "forward", silent_s=11)
         assert hang.kind == "hang/silent" and "GIL" in hang.why and "task.py:9 in hold" in hang.why
 
     def test_one_in_the_kernel(self, others: int) -> None:
-        stuck = Process(pid=101, name="python", state="D", waits_in="nfs_wait_bit")
-        hang = fault(others, Evidence(process=stuck), "save", silent_s=11)
+        stuck = ProcessState(pid=101, name="python", state="D", waits_in="nfs_wait_bit")
+        hang = fault(others, RankEvidence(process=stuck), "save", silent_s=11)
         assert hang.kind == "hang/silent" and "nfs_wait_bit" in hang.why and "GIL" not in hang.why
 
     def test_one_whose_heartbeat_is_slow_but_answers_is_not_silent(self, others: int) -> None:
@@ -214,37 +214,37 @@ class TestWhoIsNamed:
 
     def test_one_that_waits_for_data_with_its_worker(self, others: int) -> None:
         """H06: the class is data starvation, and not the network."""
-        worker = Process(pid=999, name="pt_data_worker", state="S", stands_at="rows.py:5 in __getitem__")
-        helper = Process(pid=998, name="python", state="S")
-        found = Evidence(process=process(1), children=(helper, worker), flight=calls(ALL_REDUCE))
+        worker = ProcessState(pid=999, name="pt_data_worker", state="S", stands_at="rows.py:5 in __getitem__")
+        helper = ProcessState(pid=998, name="python", state="S")
+        found = RankEvidence(process=process(1), children=(helper, worker), flight=calls(ALL_REDUCE))
         hang = fault(others, found, "data")
         assert hang.kind == "data-starvation/stuck"
         assert "pid 999" in hang.why and "rows.py:5 in __getitem__" in hang.why
 
     def test_one_that_waits_for_data_made_on_its_thread(self, others: int) -> None:
-        found = Evidence(process=process(1), feeds_at="task.py:12 in collate", flight=calls(ALL_REDUCE))
+        found = RankEvidence(process=process(1), feeds_at="task.py:12 in collate", flight=calls(ALL_REDUCE))
         assert "task.py:12 in collate" in fault(others, found, "data").why
 
     def test_one_that_left_a_loop_early(self, others: int) -> None:
         """H05: it is at what comes after the loop, as it was in the step before; the others call once more."""
-        waiting = Evidence(process=process(0, at="task.py:40 in f"), flight=calls(*LOOP, *LOOP[:2]))
-        early = Evidence(process=process(1, at="task.py:41 in f"), flight=calls(*LOOP, ALL_REDUCE, BARRIER))
+        waiting = RankEvidence(process=process(0, at="task.py:40 in f"), flight=calls(*LOOP, *LOOP[:2]))
+        early = RankEvidence(process=process(1, at="task.py:41 in f"), flight=calls(*LOOP, ALL_REDUCE, BARRIER))
         hang = fault(others, early, "forward", waiting)
         assert hang.kind == "uneven-data" and "number 5" in hang.why, hang
 
     def test_one_that_is_further_with_fewer_collectives(self, others: int) -> None:
-        early = Evidence(process=process(1), flight=calls(ALL_REDUCE))
+        early = RankEvidence(process=process(1), flight=calls(ALL_REDUCE))
         hang = fault(others, early, "data", step=8)
         assert hang.kind == "uneven-data" and "number 1" in hang.why and "number 2" in hang.why
 
     def test_one_that_has_ended(self, others: int) -> None:
-        assert fault(others, Evidence(), "end", ended=True).kind == "uneven-data"
+        assert fault(others, RankEvidence(), "end", ended=True).kind == "uneven-data"
 
 
 def test_ranks_that_call_different_collectives_are_shown_with_both_places() -> None:
     """H04: of two nobody can say which is wrong; of three, the odd one out is named."""
-    reduces = Evidence(process=process(0, at="task.py:30 in f"), flight=calls(*LOOP, ALL_REDUCE))
-    broadcasts = Evidence(process=process(1, at="task.py:33 in f"), flight=calls(*LOOP, BROADCAST))
+    reduces = RankEvidence(process=process(0, at="task.py:30 in f"), flight=calls(*LOOP, ALL_REDUCE))
+    broadcasts = RankEvidence(process=process(1, at="task.py:33 in f"), flight=calls(*LOOP, BROADCAST))
     hang = find_fault([place(0, "forward"), place(1, "forward")], {0: reduces, 1: broadcasts})
     assert (hang.kind, hang.rank) == ("collective-mismatch", None)
     for said in ("number 4", "rank 0 gloo:all_reduce", "task.py:30", "rank 1 gloo:broadcast", "task.py:33"):
@@ -254,8 +254,8 @@ def test_ranks_that_call_different_collectives_are_shown_with_both_places() -> N
 
 
 def test_ranks_that_reduce_other_sizes_are_a_mismatch_and_an_all_to_all_of_other_sizes_is_none() -> None:
-    def of(call: str) -> Evidence:
-        return Evidence(process=process(0), flight=calls(ALL_REDUCE, call))
+    def of(call: str) -> RankEvidence:
+        return RankEvidence(process=process(0), flight=calls(ALL_REDUCE, call))
 
     places = [place(0, "forward"), place(1, "communication")]
     unlike = find_fault(places, {0: of("nccl:all_reduce [[3]]"), 1: of("nccl:all_reduce [[4]]")})
@@ -268,7 +268,8 @@ def test_what_differed_long_ago_and_was_passed_is_no_mismatch() -> None:
     first = calls("gloo:all_reduce [[1]]", *[ALL_REDUCE] * 9)
     second = calls("gloo:all_reduce [[2]]", *[ALL_REDUCE] * 8)
     hang = find_fault(
-        [place(0, "communication"), place(1, "forward")], {0: Evidence(flight=first), 1: Evidence(flight=second)}
+        [place(0, "communication"), place(1, "forward")],
+        {0: RankEvidence(flight=first), 1: RankEvidence(flight=second)},
     )
     assert (hang.kind, hang.rank) == ("hang", 1)
 
@@ -280,7 +281,7 @@ def test_where_all_wait_in_the_same_collective_no_rank_is_named() -> None:
 
 
 def test_a_rank_alone_waits_for_nobody() -> None:
-    hang = find_fault([place(0, "optimizer")], {0: Evidence(process=process(0, at="task.py:3 in f"))})
+    hang = find_fault([place(0, "optimizer")], {0: RankEvidence(process=process(0, at="task.py:3 in f"))})
     assert (hang.kind, hang.rank) == ("hang", 0) and "wait" not in hang.why
 
 
@@ -358,7 +359,7 @@ class TestLooking:
     ) -> None:
         asked = []
 
-        def get_on(*arguments: object) -> dict[int, Evidence]:
+        def get_on(*arguments: object) -> dict[int, RankEvidence]:
             asked.append(arguments)
             folder.rank_json(0).write_text(json.dumps({**record, "step": len(asked), "section_since_s": len(asked)}))
             return {}

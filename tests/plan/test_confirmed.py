@@ -18,7 +18,7 @@ from trainwright.estimate.closed import memory, replayed
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.request import Request
 from trainwright.estimate.traced import traced_memory
-from trainwright.hardware.catalog import Gpu, catalog
+from trainwright.hardware.catalog import GpuSpec, catalog
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.launch.running import plan_on
@@ -54,10 +54,10 @@ def planned(tmp_path: Path, gpus: str, tracing: Tracing | None, *overrides: str,
     return choose(loaded.job, {"data.path"}, inventory.devices, wish)[1]
 
 
-def larger_by(factor: float, asked: list[Request]) -> Callable[[Request, Gpu | None], Memory]:
+def larger_by(factor: float, asked: list[Request]) -> Callable[[Request, GpuSpec | None], Memory]:
     """What a trace would say that finds more reserved than the closed form does."""
 
-    def traced(request: Request, gpu: Gpu | None) -> Memory:
+    def traced(request: Request, gpu: GpuSpec | None) -> Memory:
         asked.append(request)
         found = replayed(anatomy(read_config(request.config)), request, gpu)
         more = round(found.reserved_bytes * (factor - 1))
@@ -144,7 +144,7 @@ def test_the_layout_of_an_earlier_attempt_is_kept_untraced(tmp_path: Path) -> No
 
 
 def test_where_nothing_can_be_traced_the_closed_form_stands_and_says_so(tmp_path: Path) -> None:
-    def refuses(request: Request, gpu: Gpu | None) -> Memory:
+    def refuses(request: Request, gpu: GpuSpec | None) -> Memory:
         raise UserError("zero2 cannot be traced", problems=["DeepSpeed's engine needs a GPU"])
 
     without, plan = (planned(tmp_path, "h100-80gb:2", tracing) for tracing in (None, Tracing(refuses)))

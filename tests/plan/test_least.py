@@ -22,7 +22,7 @@ from trainwright.estimate.request import Method, Request
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.hardware.reading import GIB
 from trainwright.job.loading import load_job
-from trainwright.launch.planning import Asked, plan_job
+from trainwright.launch.planning import PlanFlags, plan_job
 from trainwright.launch.running import plan_lines
 from trainwright.plan import model as models
 from trainwright.plan.choose import Plan, choose
@@ -115,7 +115,7 @@ def test_harm_03_a_model_that_transformers_builds_is_counted_and_held_to_the_gpu
 
 def test_harm_03_a_trace_is_taken_of_a_model_that_is_not_described(tmp_path: Path) -> None:
     loaded = load_job(PRESET, [folder_of(tmp_path, OLMO)])
-    job, plan, _ = plan_job(loaded, Asked(gpus="rtx-4090:1", trace=True))
+    job, plan, _ = plan_job(loaded, PlanFlags(gpus="rtx-4090:1", trace=True))
     assert plan.estimate is not None and plan.not_known is None
     assert any("traced," in line for line in plan.traces)
     assert plan.estimate.memory.parts_bytes["weights"] > 0 and plan.estimate.time is None

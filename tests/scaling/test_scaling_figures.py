@@ -19,15 +19,15 @@ from trainwright.hardware.inventory import Device, parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.launch.failures import Failure
 from trainwright.plan.layout import Layout
-from trainwright.scaling.bottleneck import Bottleneck, Measured, bottleneck
+from trainwright.scaling.bottleneck import Bottleneck, MeasuredCount, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
 from trainwright.scaling.claims import CLAIMS
 from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
-from trainwright.scaling.figures import Growth, Point, growth
+from trainwright.scaling.figures import Growth, ScalingPoint, growth
 from trainwright.scaling.plot import plot, require_plottable
 from trainwright.scaling.recommendation import recommended
 from trainwright.scaling.report import explain, to_json
-from trainwright.scaling.running import Asked, Scaling, Tried, curve
+from trainwright.scaling.running import Scaling, ScalingFlags, Tried, curve
 from trainwright.scaling.trial import CoreUse, Failed, Trial, why_failed
 
 PROCESSOR = Device(kind="cpu", name="Processor")
@@ -42,7 +42,7 @@ def trial(step_s: float, *, spread: float = 0.0, **rest: object) -> Trial:
 
 def grown(*paces: tuple[int, float], spread: float = 0.0) -> list[Growth]:
     """Points of weak scaling, 8 samples a rank: counts, and the median seconds of a step."""
-    return growth([Point(count=n, global_batch_size=8 * n, trial=trial(s, spread=spread)) for n, s in paces])
+    return growth([ScalingPoint(count=n, global_batch_size=8 * n, trial=trial(s, spread=spread)) for n, s in paces])
 
 
 def write_job(folder: Path, *lines: str) -> str:
@@ -209,7 +209,7 @@ def held_back(found: Trial, mode: Mode = "weak", cores: CoreUse | None = None, *
     found = dataclasses.replace(found, cores=cores)
     device = str(of_layout.get("device", "cuda"))
     two = layout(2, **of_layout)  # type: ignore[arg-type]
-    return bottleneck(Measured(two, found), Measured(layout(1, device=device), sections()), mode)
+    return bottleneck(MeasuredCount(two, found), MeasuredCount(layout(1, device=device), sections()), mode)
 
 
 def test_the_bottleneck_is_the_part_that_grew_by_most_of_the_time_lost() -> None:
@@ -225,10 +225,10 @@ def test_the_bottleneck_is_the_part_that_grew_by_most_of_the_time_lost() -> None
 
 
 def test_a_step_that_loses_little_is_held_back_by_what_it_mostly_does() -> None:
-    one = Measured(layout(1), sections())
+    one = MeasuredCount(layout(1), sections())
     assert bottleneck(one, one, "weak").kind == "compute"
     assert held_back(sections(waits=(3, 3))).kind == "compute"
-    starved = Measured(layout(1), sections(data=300))
+    starved = MeasuredCount(layout(1), sections(data=300))
     assert bottleneck(starved, starved, "strong").kind == "data loading"
 
 
@@ -287,7 +287,7 @@ def as_measured(there: There = FOUR_CORES) -> Scaling:
         Tried(case(2), trial(0.125)),
         Tried(case(4), Failed("out of memory in training: CUDA out of memory")),
     ]
-    asked = Asked(counts="1,2,4", modes=("weak",))
+    asked = ScalingFlags(counts="1,2,4", modes=("weak",))
     return Scaling(job="a", there=there, asked=asked, tried=tuple(tried), curves=(curve("weak", tried, 50, there),))
 
 

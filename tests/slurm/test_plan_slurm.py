@@ -23,9 +23,9 @@ from trainwright.plan.estimates import Amount
 from trainwright.plan.slurm.planned import Ask, PlannedRequest, planned_requests
 from trainwright.plan.slurm.ranking import rank
 from trainwright.plan.slurm.request import SlurmRequest, slurm_time
-from trainwright.plan.slurm.shapes import Shape, shapes
+from trainwright.plan.slurm.shapes import GpuShape, shapes
 from trainwright.plan.slurm.wait import PastWait, expected_wait
-from trainwright.plan.tuned import LEVELS, Point, Tuned, setting_of
+from trainwright.plan.tuned import LEVELS, MeasuredMicroBatch, Tuned, setting_of
 
 JOB = ("preset:paper_r64", "model.name=Qwen/Qwen2.5-7B-Instruct")
 PLAN = ("plan", *JOB, "--slurm", "--samples", "1000")
@@ -212,7 +212,7 @@ def test_the_recorded_outputs_give_the_same_ranking(version: str) -> None:
     assert waits["gpu:a100:4"] is not None and 300 < waits["gpu:a100:4"] < 660
 
 
-def gres_of(shape: Shape) -> str:
+def gres_of(shape: GpuShape) -> str:
     return ":".join(filter(None, ("gpu", shape.gpu_type, str(shape.gpus_per_node))))
 
 
@@ -243,7 +243,7 @@ def test_what_tune_measured_on_such_gpus_counts_for_a_request_too() -> None:
         date="2026-11-22T01:02:03+00:00",
         setting=setting_of(untuned.job, untuned.plan.layout, untuned.plan.devices),
         global_batch_size=untuned.plan.layout.global_batch_size,
-        points=(Point(micro_batch_size=1, step_s=1.0),),
+        points=(MeasuredMicroBatch(micro_batch_size=1, step_s=1.0),),
         levels=dict.fromkeys(LEVELS, 1),
         level="recommended",
         too_large=2,

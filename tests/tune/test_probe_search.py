@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from trainwright.plan.search import SAME_TIME
-from trainwright.plan.tuned import Point
-from trainwright.tune.search import MOST_PROBES, Outcome, Rung, Search, sizes_of
+from trainwright.plan.tuned import MeasuredMicroBatch
+from trainwright.tune.search import MOST_PROBES, ProbeOutcome, ProbeSearch, Rung, sizes_of
 from trainwright.tune.tuning import levels_of
 
 
@@ -35,7 +35,7 @@ class FormulaDevice:
         """Return the time of a pass; it bends upwards where caches no longer hold a batch."""
         return self.overhead_s + self.sample_s * size + 0.5 * self.sample_s * max(0, size - self.knee)
 
-    def probe(self, sizes: tuple[int, ...]) -> Outcome:
+    def probe(self, sizes: tuple[int, ...]) -> ProbeOutcome:
         """Climb like a probe does: what ran before memory ran out is known."""
         fitting = [size for size in sizes if self.needed(size) <= self.capacity_bytes]
         failed = [size for size in sizes if size not in fitting]
@@ -50,12 +50,14 @@ class FormulaDevice:
             )
             for size in dict.fromkeys(fitting)
         ]
-        return Outcome(rungs=tuple(rungs), too_large=min(failed, default=None), why="out of memory" if failed else None)
+        return ProbeOutcome(
+            rungs=tuple(rungs), too_large=min(failed, default=None), why="out of memory" if failed else None
+        )
 
 
-def searched(device: FormulaDevice, share: int, predicted: int, at_once: int = 4) -> Search:
+def searched(device: FormulaDevice, share: int, predicted: int, at_once: int = 4) -> ProbeSearch:
     """Return the search after its last probe."""
-    search = Search(sizes_of(share), predicted, share, at_once=at_once)
+    search = ProbeSearch(sizes_of(share), predicted, share, at_once=at_once)
     while sizes := search.next_sizes():
         assert list(sizes) == sorted(set(sizes))
         assert len(sizes) <= at_once
@@ -110,7 +112,7 @@ class UnsteadyDevice(FormulaDevice):
 
     draw: random.Random = field(default_factory=lambda: random.Random(3))
 
-    def probe(self, sizes: tuple[int, ...]) -> Outcome:
+    def probe(self, sizes: tuple[int, ...]) -> ProbeOutcome:
         """Climb like a probe does, each micro-batch at a speed of its own where it has one turn alone."""
         outcome = super().probe(sizes)
         slower = [1.0 if rung.rounds > 1 else self.draw.uniform(1.0, 1.5) for rung in outcome.rungs]
@@ -126,7 +128,7 @@ def test_where_times_differ_from_probe_to_probe_the_fastest_take_turns() -> None
     device = UnsteadyDevice(capacity_bytes=750, base=100, slope=100, overhead_s=0.05, sample_s=0.005)
     turns = 0
     for _ in range(40):
-        search = Search(sizes_of(16), 8, 16)
+        search = ProbeSearch(sizes_of(16), 8, 16)
         while sizes := search.next_sizes():
             turns += len(set(sizes)) < len(sizes)
             search.take(device.probe(sizes))
@@ -136,7 +138,7 @@ def test_where_times_differ_from_probe_to_probe_the_fastest_take_turns() -> None
         assert not compared or fastest == min(compared, key=lambda size: passes_s[size])
         assert search.probes <= MOST_PROBES
     assert turns > 10
-    steady = Search(sizes_of(16), 8, 16)
+    steady = ProbeSearch(sizes_of(16), 8, 16)
     while sizes := steady.next_sizes():
         assert len(set(sizes)) == len(sizes), "times that do not differ need no turns"
         steady.take(FormulaDevice(750, 100, 100).probe(sizes))
@@ -145,7 +147,7 @@ def test_where_times_differ_from_probe_to_probe_the_fastest_take_turns() -> None
 def test_without_figures_of_memory_a_batch_grows_by_at_most_eight_and_is_then_halved_in() -> None:
     """S2-32, S2-34: 24 is too much, 16 runs, 20 runs, then fine; one micro-batch a probe, as scripts are tried."""
     device = FormulaDevice(capacity_bytes=230, base=10, slope=10, known=False)
-    search = Search(tuple(range(1, 65)), 8, 64, at_once=1)
+    search = ProbeSearch(tuple(range(1, 65)), 8, 64, at_once=1)
     tried = []
     while sizes := search.next_sizes():
         tried += sizes
@@ -157,17 +159,17 @@ def test_without_figures_of_memory_a_batch_grows_by_at_most_eight_and_is_then_ha
 def test_a_probe_that_is_killed_or_hangs_costs_only_itself() -> None:
     """Done-when 4: the same is tried again; only what is lost twice counts as too large."""
     device = FormulaDevice(capacity_bytes=1000, base=0, slope=10, steeper=0)
-    search = Search(sizes_of(64), 16, 64)
+    search = ProbeSearch(sizes_of(64), 16, 64)
     first = search.next_sizes()
-    search.take(Outcome(lost_at=first[-1], why="rank 1 was ended by SIGKILL"))
+    search.take(ProbeOutcome(lost_at=first[-1], why="rank 1 was ended by SIGKILL"))
     assert search.next_sizes() == first
     search.take(device.probe(first))
     while sizes := search.next_sizes():
         search.take(device.probe(sizes))
     assert (search.largest, search.too_large, search.lost) == (64, None, 1)
-    twice = Search(sizes_of(64), 16, 64)
+    twice = ProbeSearch(sizes_of(64), 16, 64)
     for _ in range(2):
-        twice.take(Outcome(rungs=device.probe((1, 4)).rungs, lost_at=16, why="it had not ended after 600 s"))
+        twice.take(ProbeOutcome(rungs=device.probe((1, 4)).rungs, lost_at=16, why="it had not ended after 600 s"))
     assert twice.too_large == 16
     assert twice.why == "it had not ended after 600 s, twice"
 
@@ -187,7 +189,7 @@ def test_only_micro_batches_that_a_share_can_be_cut_into_are_tried(share: int, s
 def test_levels_are_points_of_the_guide_on_what_was_measured() -> None:
     """S2-36, S2-07: 12, 16, 20 and 24; by use of memory where it is known, `recommended` being the fastest there."""
     points = [
-        Point(micro_batch_size=size, needed_bytes=need, capacity_bytes=100, step_s=step_s)
+        MeasuredMicroBatch(micro_batch_size=size, needed_bytes=need, capacity_bytes=100, step_s=step_s)
         for size, need, step_s in (
             (8, 45, 4.0),
             (12, 68, 3.0),
@@ -203,6 +205,6 @@ def test_levels_are_points_of_the_guide_on_what_was_measured() -> None:
         "aggressive": 20,
         "extreme": 24,
     }
-    unknown = [Point(micro_batch_size=size) for size in (8, 12, 16, 20, 24)]
+    unknown = [MeasuredMicroBatch(micro_batch_size=size) for size in (8, 12, 16, 20, 24)]
     assert list(levels_of(unknown, limited=True).values()) == [12, 16, 20, 24]
     assert list(levels_of(unknown, limited=False).values()) == [24, 24, 24, 24]

@@ -12,7 +12,7 @@ import pytest
 from trainwright.hardware.asked import asked_inventory
 from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, Wish, choose
-from trainwright.plan.tuned import Point, Tuned, fitting, keep, setting_of, stored_answers
+from trainwright.plan.tuned import MeasuredMicroBatch, Tuned, fitting, keep, setting_of, stored_answers
 
 GPUS = asked_inventory("a100-80gb:2", "auto").usable
 JOB: dict[str, Any] = {
@@ -35,7 +35,7 @@ def an_answer(**changes: Any) -> Tuned:
         date="2026-11-22T01:02:03+00:00",
         setting=setting_of(Job.model_validate(JOB), plan.layout, plan.devices),
         global_batch_size=64,
-        points=tuple(Point(micro_batch_size=size, step_s=1 / size) for size in (1, 3, 5)),
+        points=tuple(MeasuredMicroBatch(micro_batch_size=size, step_s=1 / size) for size in (1, 3, 5)),
         levels={"conservative": 1, "recommended": 3, "aggressive": 5, "extreme": 5},
         level="recommended",
         too_large=6,

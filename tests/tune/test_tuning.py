@@ -17,13 +17,13 @@ import pytest
 from tuned_jobs import everything_in, write_job
 
 from trainwright.job.loading import load_job
-from trainwright.launch.planning import Asked, plan_job
+from trainwright.launch.planning import PlanFlags, plan_job
 from trainwright.launch.processes import Processes
 from trainwright.launch.supervision import StopAsked, start_here
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
-from trainwright.tune.probes import Watch, WorkerProbes
+from trainwright.tune.probes import ProbeWatch, WorkerProbes
 from trainwright.tune.tuning import TuneOptions, tune
 
 DEADLINE_S = 240.0
@@ -107,8 +107,8 @@ def test_one_rank_that_runs_out_of_memory_ends_the_probe_for_all(
     """Done-when 4: the micro-batches before it are known, nothing hangs, and no process is left."""
     monkeypatch.chdir(two_ranks)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    job, plan, _ = plan_job(load_job("job.yaml", [f"resources.strategy={strategy}"]), Asked())
-    watch = Watch(StopAsked(), GIVES_UP_S, 0)
+    job, plan, _ = plan_job(load_job("job.yaml", [f"resources.strategy={strategy}"]), PlanFlags())
+    watch = ProbeWatch(StopAsked(), GIVES_UP_S, 0)
     probes = WorkerProbes(RunFolder(two_ranks / "probes" / job.name), job, plan, watch)
     outcome = probes.run((1, 2, 16), ())
     assert [rung.micro_batch_size for rung in outcome.rungs] == [1, 2], outcome.why
@@ -124,9 +124,9 @@ def test_micro_batches_take_turns_in_one_probe(two_ranks: Path, monkeypatch: pyt
     """Done-when 1: two ranks go through the same turns, and each micro-batch is as fast as in the best of its own."""
     monkeypatch.chdir(two_ranks)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    job, plan, _ = plan_job(load_job("job.yaml", []), Asked())
+    job, plan, _ = plan_job(load_job("job.yaml", []), PlanFlags())
     folder = RunFolder(two_ranks / "turns" / job.name)
-    outcome = WorkerProbes(folder, job, plan, Watch(StopAsked(), GIVES_UP_S, 0)).run((1, 2, 1, 2, 1, 2), ())
+    outcome = WorkerProbes(folder, job, plan, ProbeWatch(StopAsked(), GIVES_UP_S, 0)).run((1, 2, 1, 2, 1, 2), ())
     assert [(rung.micro_batch_size, rung.rounds) for rung in outcome.rungs] == [(1, 3), (2, 3)], outcome.why
     told = [list(read(folder.attempt_dir(1) / f"rank_{rank}.probe.jsonl")) for rank in range(2)]
     turns = [[line for line in lines if line["what"] == "measured"] for lines in told]
@@ -145,13 +145,13 @@ def test_a_probe_ends_where_an_evaluation_or_the_host_has_no_room(
     monkeypatch.chdir(two_ranks)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     little = 'task_options={"message": "torch", "ranks": [1], "evaluation_room": 4}'
-    job, plan, _ = plan_job(load_job("job.yaml", [little]), Asked())
+    job, plan, _ = plan_job(load_job("job.yaml", [little]), PlanFlags())
     folder = RunFolder(two_ranks / "evaluations" / job.name)
-    outcome = WorkerProbes(folder, job, plan, Watch(StopAsked(), GIVES_UP_S, 0)).run((2,), (4, 6))
+    outcome = WorkerProbes(folder, job, plan, ProbeWatch(StopAsked(), GIVES_UP_S, 0)).run((2,), (4, 6))
     assert [rung.micro_batch_size for rung in outcome.rungs] == [2] and outcome.too_large is None
     assert (outcome.evaluated, outcome.evaluation_too_large) == ((4,), 6), outcome.why
 
-    watch = Watch(StopAsked(), GIVES_UP_S, psutil.virtual_memory().total)
+    watch = ProbeWatch(StopAsked(), GIVES_UP_S, psutil.virtual_memory().total)
     probes = WorkerProbes(RunFolder(two_ranks / "host" / job.name), job, plan, watch)
     ended = probes.run((2,), ())
     assert ended.too_large == 2 and ended.rungs == ()

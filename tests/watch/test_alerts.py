@@ -15,7 +15,7 @@ from trainwright.errors import UserError
 from trainwright.job.schema import AlertsSection
 from trainwright.watch.alerts.delivery import Delivery, webhook_url
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import Alert, Standing, alert_line, standing_after
+from trainwright.watch.alerts.standing import ActiveAlerts, Alert, alert_line, standing_after
 from trainwright.watch.alerts.training import LossAndPace, RankPace, alive_conditions, storage_conditions
 from trainwright.watch.samples import GpuSample, HostSample, RankSample, Sample
 
@@ -34,7 +34,7 @@ class Watching:
     """Feeds samples to the rules, two seconds apart."""
 
     def __init__(self) -> None:
-        self.standing, self.time_s = Standing("n", 1), 0.0
+        self.standing, self.time_s = ActiveAlerts("n", 1), 0.0
         self.first: Sample | None = None
 
     def see(self, sample: Sample, seconds: float = 2) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from trainwright.job.schema import AlertsSection
-from trainwright.watch.alerts.standing import Standing
+from trainwright.watch.alerts.standing import ActiveAlerts
 from trainwright.watch.alerts.training import LossAndPace
 
 LIMITS = AlertsSection()
@@ -24,7 +24,7 @@ Noise = Callable[[float], float]
 
 def fired(losses: Sequence[float | None], rates: Sequence[float] | None = None) -> list[tuple[int, str]]:
     """Show a run's losses to the alerts, a step a second; return the steps at which one fired, and its rule."""
-    judge, standing, found = LossAndPace(), Standing("n", 1), []
+    judge, standing, found = LossAndPace(), ActiveAlerts("n", 1), []
     for step, loss in enumerate(losses, 1):
         record = {"kind": "train", "step": step, "loss": loss, "step_s": 1.0}
         judge.add(record if rates is None else record | {"learning_rate": rates[step - 1]})
@@ -160,7 +160,7 @@ def test_harm_10_a_loss_that_diverges_after_a_restart_of_the_learning_rate_is_to
 def test_harm_10_the_first_loss_is_the_runs_and_not_the_attempts() -> None:
     """An attempt that begins near the minimum of a restart does not take that for where the loss began."""
     earlier = [{"kind": "train", "step": step, "loss": 4.0} for step in range(60)]
-    resumed, standing = LossAndPace(earlier), Standing("n", 2)
+    resumed, standing = LossAndPace(earlier), ActiveAlerts("n", 2)
     for step in range(60, 1060):
         loss, rate = (0.5, 1e-6) if step < 400 else (1.2, 1e-3)
         resumed.add({"kind": "train", "step": step, "loss": loss, "learning_rate": rate})

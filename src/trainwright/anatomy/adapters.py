@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainwright.anatomy.parts import Anatomy, Weight
+from trainwright.anatomy.parts import Anatomy, ModuleWeight
 from trainwright.errors import UserError
 
 AllLinear = Literal["all-linear"]
@@ -106,7 +106,7 @@ def _by_old_expert_names(anatomy: Anatomy, lora: Lora) -> dict[str, Adapter]:
     }
 
 
-def _adapter(weight: Weight, rank: int) -> Adapter:
+def _adapter(weight: ModuleWeight, rank: int) -> Adapter:
     return Adapter(rank, weight.rows, weight.columns, weight.copies)
 
 

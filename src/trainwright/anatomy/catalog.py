@@ -50,14 +50,14 @@ class CatalogModel(_Entry):
     """It agrees with its figure to some percent only, so that a dimension may be off."""
 
 
-class Catalog(_Entry):
+class ModelCatalog(_Entry):
     """All models by their name on the hub, and what each source is."""
 
     sources: dict[str, str]
     models: dict[str, CatalogModel]
 
     @model_validator(mode="after")
-    def _sources_are_known(self) -> Catalog:
+    def _sources_are_known(self) -> ModelCatalog:
         for name, model in self.models.items():
             if model.parameters.source not in self.sources:
                 raise ValueError(f"{name}: source `{model.parameters.source}` is not listed under `sources`")
@@ -65,9 +65,9 @@ class Catalog(_Entry):
 
 
 @cache
-def catalog() -> Catalog:
+def catalog() -> ModelCatalog:
     """The bundled catalogue, validated once a process."""
-    return Catalog.model_validate_json((files("trainwright.anatomy") / "catalog.json").read_bytes())
+    return ModelCatalog.model_validate_json((files("trainwright.anatomy") / "catalog.json").read_bytes())
 
 
 def find(name: str) -> CatalogModel | None:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from trainwright.anatomy.adapters import Adapter, Lora, adapters
 from trainwright.anatomy.parameters import path_of, trainable_parameters
-from trainwright.anatomy.parts import LASTING, Anatomy, Attention, Operation, Over, Part, Segment, Weight
+from trainwright.anatomy.parts import LASTING, Anatomy, Attention, ModuleWeight, Operation, Over, Part, Segment
 
 Kernel = Literal["fused", "eager"]
 """`fused` (flash, memory-efficient, cuDNN) computes the scores again in the backward pass; `eager` keeps them."""
@@ -27,7 +27,7 @@ Masked = Literal["counted", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardInput:
     """What one forward pass gets: samples of `length` tokens each, and `source_length` for an encoder-decoder.
 
     Where the model fixes the length (images), `length` is not used.
@@ -83,7 +83,7 @@ _ATTENDED: Final = frozenset({"q", "k", "v"})
 
 def step_flops(
     anatomy: Anatomy,
-    batch: Batch,
+    batch: ForwardInput,
     *,
     lora: Lora | None = None,
     freeze: Sequence[str] = (),
@@ -156,7 +156,7 @@ class _Measure:
     """Counts the operations of one segment for one batch."""
 
     anatomy: Anatomy
-    batch: Batch
+    batch: ForwardInput
     kernel: Kernel
     masked: Masked
     checkpointing: bool
@@ -195,7 +195,7 @@ class _Measure:
 
     def _matmul(
         self,
-        weight: Weight,
+        weight: ModuleWeight,
         trained: _Training,
         count: int,
         flowing: set[str],

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from trainwright.anatomy.parts import Anatomy, Part, Segment, Weight, join
+from trainwright.anatomy.parts import Anatomy, ModuleWeight, Part, Segment, join
 from trainwright.errors import UserError
 
 
@@ -24,7 +24,7 @@ def parameters_by_part(anatomy: Anatomy) -> dict[Part, int]:
 
 def segment_parameters(segment: Segment) -> int:
     """Number of parameters of one segment: a layer, or what stands around the layers."""
-    owned = (weight for weight in segment.operations if isinstance(weight, Weight))
+    owned = (weight for weight in segment.operations if isinstance(weight, ModuleWeight))
     return sum(prod(shape) for weight in owned for _, shape in weight.parameters(""))
 
 
@@ -67,6 +67,6 @@ def _other_names(anatomy: Anatomy) -> dict[str, str]:
     return names
 
 
-def path_of(segment: Segment, weight: Weight) -> str:
+def path_of(segment: Segment, weight: ModuleWeight) -> str:
     """Full path of a module."""
     return join(segment.prefix, weight.name)

@@ -45,7 +45,7 @@ LASTING: Final = frozenset({"tokens", "source", "memory"})
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class ModuleWeight:
     """One module with weights; `name` is its path inside of its segment."""
 
     name: str
@@ -110,7 +110,7 @@ class Attention:
     keys_over: Over = "tokens"
 
 
-Operation = Weight | Attention
+Operation = ModuleWeight | Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Segment:
         backward pass. Otherwise torch stops before (`set_checkpoint_early_stop` in `torch/utils/checkpoint.py`).
         """
         last = self.operations[-1]
-        ends_with_product = isinstance(last, Weight) and last.is_matmul and last.kind != "experts"
+        ends_with_product = isinstance(last, ModuleWeight) and last.is_matmul and last.kind != "experts"
         return self.dropout or not ends_with_product
 
 
@@ -162,11 +162,11 @@ class Anatomy:
         """The repeated blocks, encoder first."""
         return tuple(segment for segment in self.segments if segment.is_layer)
 
-    def weights(self) -> Iterator[tuple[str, Weight]]:
+    def weights(self) -> Iterator[tuple[str, ModuleWeight]]:
         """Every module with weights and its full path; tied ones too."""
         for segment in self.segments:
             for operation in segment.operations:
-                if isinstance(operation, Weight):
+                if isinstance(operation, ModuleWeight):
                     yield join(segment.prefix, operation.name), operation
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -175,7 +175,7 @@ class Anatomy:
             name: shape
             for segment in self.segments
             for operation in segment.operations
-            if isinstance(operation, Weight)
+            if isinstance(operation, ModuleWeight)
             for name, shape in operation.parameters(segment.prefix)
         }
 
@@ -202,24 +202,26 @@ def linear(
     over: Over = "tokens",
     kind: Kind = "linear",
     tied_to: str | None = None,
-) -> Weight:
+) -> ModuleWeight:
     """A matrix from `columns` inputs to `rows` outputs."""
     written = (writes,) if isinstance(writes, str) else writes
-    return Weight(name, part, kind, rows, columns, bias=bias, reads=reads, writes=written, over=over, tied_to=tied_to)
+    return ModuleWeight(
+        name, part, kind, rows, columns, bias=bias, reads=reads, writes=written, over=over, tied_to=tied_to
+    )
 
 
 def norm(
     name: str, size: int, *, bias: bool = False, reads: str = "tokens", writes: str = "normed", over: Over = "tokens"
-) -> Weight:
+) -> ModuleWeight:
     """A normalisation with a scale, and with a shift when `bias`."""
-    return Weight(name, "norm", "norm", 1, size, bias=bias, reads=reads, writes=(writes,), over=over)
+    return ModuleWeight(name, "norm", "norm", 1, size, bias=bias, reads=reads, writes=(writes,), over=over)
 
 
-def embedding(name: str, count: int, size: int, *, writes: str = "tokens", begins: bool = False) -> Weight:
+def embedding(name: str, count: int, size: int, *, writes: str = "tokens", begins: bool = False) -> ModuleWeight:
     """A table of `count` vectors; `begins` when it starts the stream that it writes."""
-    return Weight(name, "embedding", "embedding", count, size, reads="ids", writes=(writes,), begins=begins)
+    return ModuleWeight(name, "embedding", "embedding", count, size, reads="ids", writes=(writes,), begins=begins)
 
 
-def parameter(name: str, part: Part, *shape: int, writes: str = "tokens") -> Weight:
+def parameter(name: str, part: Part, *shape: int, writes: str = "tokens") -> ModuleWeight:
     """A bare tensor."""
-    return Weight(name, part, "parameter", 1, shape[-1], reads="ids", writes=(writes,), shape=shape)
+    return ModuleWeight(name, part, "parameter", 1, shape[-1], reads="ids", writes=(writes,), shape=shape)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from trainwright.evaluate.asked import Evaluation
+    from trainwright.evaluate.asked import EvalConfig
 
 DEFAULT = ""
 """What `--compare` and `--frontier` stand for where nothing follows them."""
@@ -133,7 +133,7 @@ def _policies(compare: list[str] | None, k: int, asked_k: int | None) -> list[st
     return named or ["mdp", f"fixed:{k}"]
 
 
-def _run(asked: Evaluation, *, as_json: bool, fresh: bool, dry_run: bool) -> int:
+def _run(asked: EvalConfig, *, as_json: bool, fresh: bool, dry_run: bool) -> int:
     from trainwright.errors import ExitCode
     from trainwright.evaluate.running import evaluate
 
@@ -148,7 +148,7 @@ def _run(asked: Evaluation, *, as_json: bool, fresh: bool, dry_run: bool) -> int
     return ExitCode.DONE
 
 
-def _run_quick(asked: Evaluation, *, as_json: bool, dry_run: bool) -> int:
+def _run_quick(asked: EvalConfig, *, as_json: bool, dry_run: bool) -> int:
     from trainwright.errors import ExitCode
     from trainwright.evaluate.quick import quick_tests
     from trainwright.evaluate.running import evaluate

@@ -85,10 +85,10 @@ def plan(
         return
     _refuse("are for a Slurm cluster: add --slurm", of_slurm)
     from trainwright.job.loading import load_job
-    from trainwright.launch.planning import Asked, plan_job
+    from trainwright.launch.planning import PlanFlags, plan_job
     from trainwright.plan.explain import explain
 
-    asked = Asked(gpus=gpus, inventory=inventory, goal=goal, samples=samples, tokens_per_sample=tokens, trace=trace)
+    asked = PlanFlags(gpus=gpus, inventory=inventory, goal=goal, samples=samples, tokens_per_sample=tokens, trace=trace)
     planned, made, amount = plan_job(load_job(job, overrides or ()), asked)
     if as_json:
         document = made.to_json() | {"goal": goal, "claims": planned.claims}

@@ -40,11 +40,11 @@ def scaling(
     from trainwright.scaling.plot import plot as draw
     from trainwright.scaling.plot import require_plottable
     from trainwright.scaling.report import explain, to_json
-    from trainwright.scaling.running import Asked, scale
+    from trainwright.scaling.running import ScalingFlags, scale
 
     if plot is not None:
         require_plottable(plot)
-    asked = Asked(
+    asked = ScalingFlags(
         counts=gpus,
         modes=MODES if mode == "both" else (mode,),
         steps=steps,

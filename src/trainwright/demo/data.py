@@ -57,7 +57,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Question:
+class StoryQuestion:
     """A story, whom the question is about, and the right answer."""
 
     story: str
@@ -92,7 +92,7 @@ def brief_rows(seed: int, rows: int) -> Iterator[Row]:
         yield {"prompt": _prompt(_joined(story), _question([asked])), "response": f" {asked.verb} {asked.thing}."}
 
 
-def held_out_questions(seed: int, questions: int, *, facts: int) -> list[Question]:
+def held_out_questions(seed: int, questions: int, *, facts: int) -> list[StoryQuestion]:
     """Return questions on stories that are made of held-out facts alone, `facts` in each."""
     chance = random.Random(f"held out/{seed}")
     held_out = held_out_facts()
@@ -100,7 +100,7 @@ def held_out_questions(seed: int, questions: int, *, facts: int) -> list[Questio
     for _ in range(questions):
         story = story_of(chance, held_out, facts)
         asked = chance.choice(story)
-        found.append(Question(_joined(story), _question([asked]), str(asked)))
+        found.append(StoryQuestion(_joined(story), _question([asked]), str(asked)))
     return found
 
 

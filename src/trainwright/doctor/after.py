@@ -16,8 +16,8 @@ from trainwright.doctor.finding import HEALTHY, UNDETERMINED, Confidence, Diagno
 from trainwright.doctor.fixes import fixes_of, run_fields, title_of
 from trainwright.doctor.inputs import Inputs, gather, last_failure, stored
 from trainwright.doctor.lines import shown
-from trainwright.doctor.live import Standing, standing
-from trainwright.doctor.losses import Course, Losses, course_of
+from trainwright.doctor.live import LiveStatus, standing
+from trainwright.doctor.losses import Losses, LossTrend, course_of
 from trainwright.doctor.resolve import Resolved, resolve
 from trainwright.doctor.samples import Seen, failures_in, read_samples, slowness_in
 from trainwright.doctor.scan import Scan, Sighting, scan_blocks, scan_log
@@ -256,12 +256,12 @@ class _Diagnosing:
         else:
             yield self._finding(course.cause, [Evidence(course.place, course.text)], {}, "likely", None)
 
-    def _no_numbers(self) -> Course | None:
+    def _no_numbers(self) -> LossTrend | None:
         """Return that figures, whatever their names, ended as NaN; where losses are told by name, those count."""
         for scan in self._scans if self._losses.count == 0 else ():
             if scan.nan_lines >= MANY_NANS and scan.last_nan > NEAR_THE_END * scan.lines:
                 text = f"figures in {scan.nan_lines} lines are not numbers, up to the end of the log"
-                return Course("loss-nan", text, f"{scan.name}:{scan.last_nan}")
+                return LossTrend("loss-nan", text, f"{scan.name}:{scan.last_nan}")
         return None
 
     def _slowness(self) -> Iterator[Finding]:
@@ -273,7 +273,7 @@ class _Diagnosing:
         for seen in slowness_in(self._samples) if self._samples else ():
             yield self._seen(seen, "likely")
 
-    def _stands_still(self, now: Standing | None) -> Finding | None:
+    def _stands_still(self, now: LiveStatus | None) -> Finding | None:
         """Return what holds up a run that stands still now, or what its launcher found before it ended such a one."""
         hang, place, fields = None, "", {}
         if now is not None and now.hang is not None:

@@ -14,7 +14,7 @@ from trainwright.doctor.inputs import stored
 from trainwright.job.schema import ResourcesSection
 from trainwright.launch.hangs.evidence import look
 from trainwright.launch.hangs.fault import Hang, find_fault
-from trainwright.launch.hangs.places import Place, heartbeats, limit_s
+from trainwright.launch.hangs.places import RankSection, heartbeats, limit_s
 from trainwright.launch.hangs.watching import stands_still
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
@@ -26,7 +26,7 @@ RECENT_STEPS: Final = 20
 
 
 @dataclass(frozen=True)
-class Standing:
+class LiveStatus:
     """How a run does; `hang` is what holds it up, with the pid of the rank at fault, if it stands still."""
 
     text: str
@@ -34,7 +34,7 @@ class Standing:
     pid: int | None = None
 
 
-def standing(folder: RunFolder) -> Standing | None:
+def standing(folder: RunFolder) -> LiveStatus | None:
     """Return how a run under way is doing; None where no launcher holds it.
 
     Where it seems to stand still, the ranks are asked for their stacks and collectives, which harms nothing.
@@ -45,7 +45,7 @@ def standing(folder: RunFolder) -> Standing | None:
     beats = heartbeats(folder, attempt)
     if not beats:
         script = folder.script_json(attempt).exists()
-        return Standing("a script of your own tells no sections: see its log" if script else "the run is starting")
+        return LiveStatus("a script of your own tells no sections: see its log" if script else "the run is starting")
     timeout_s = number(mapping(stored(folder.resolved_json), "resources"), "hang_timeout_s")
     timeout_s = timeout_s or ResourcesSection().hang_timeout_s
     places = [_place(beat, PATIENCE * timeout_s) for _, beat in sorted(beats.items())]
@@ -53,11 +53,11 @@ def standing(folder: RunFolder) -> Standing | None:
         hang = _held_up(folder, attempt, places)
         if hang is not None:
             pid = None if hang.rank is None else whole(beats[hang.rank], "pid")
-            return Standing(hang.why, hang, pid)
-    return Standing(_figures(folder, attempt, beats))
+            return LiveStatus(hang.why, hang, pid)
+    return LiveStatus(_figures(folder, attempt, beats))
 
 
-def _held_up(folder: RunFolder, attempt: int, places: list[Place]) -> Hang | None:
+def _held_up(folder: RunFolder, attempt: int, places: list[RankSection]) -> Hang | None:
     """Return what holds the run up; None where a rank without a sign of life is but slow to give one."""
     try:
         evidence = look(folder, attempt, places)
@@ -67,10 +67,10 @@ def _held_up(folder: RunFolder, attempt: int, places: list[Place]) -> Hang | Non
     return hang if stands_still(places) or hang.kind in ("hang/stopped", "hang/silent") else None
 
 
-def _place(beat: Mapping[str, Any], timeout_s: float) -> Place:
+def _place(beat: Mapping[str, Any], timeout_s: float) -> RankSection:
     """Return where a rank stands by one look and the wall clock, which is all that there is to go by here."""
     now_s = time.time()
-    return Place(
+    return RankSection(
         rank=beat["rank"],
         section=beat["section"],
         there_s=now_s - beat["section_since_s"],

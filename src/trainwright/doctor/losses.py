@@ -74,7 +74,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Course:
+class LossTrend:
     """What a course of losses is like, with its figures and the place that shows it best."""
 
     cause: str
@@ -99,7 +99,7 @@ SWING: Final = 0.25
 """Mean change from one step to the next, as a share of the level; half of that is usual noise of small batches."""
 
 
-def course_of(losses: Losses) -> Course | None:
+def course_of(losses: Losses) -> LossTrend | None:
     """Return what is wrong with a course of losses, None where it falls, or is too short to tell."""
     recent = [loss for loss, _ in losses.last]
     # A Trainer writes 0.0 in place of NaN: after other losses it is that.
@@ -108,11 +108,11 @@ def course_of(losses: Losses) -> Course | None:
         only_zeros or not losses.bad_gradients
     ):
         text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
-        return Course("loss-zero", text, losses.last[-1][1])
+        return LossTrend("loss-zero", text, losses.last[-1][1])
     if losses.not_a_number or losses.bad_gradients >= 3:
         many = losses.not_a_number or losses.bad_gradients
         what = "losses" if losses.not_a_number else "gradient norms"
-        return Course("loss-nan", f"{many} of {losses.count} {what} are not finite", losses.first_not_a_number or "")
+        return LossTrend("loss-nan", f"{many} of {losses.count} {what} are not finite", losses.first_not_a_number or "")
     if len(losses.kept) < LEAST_FOR_GROWTH:
         return None
     values = [loss for loss, _ in losses.kept]
@@ -122,11 +122,11 @@ def course_of(losses: Losses) -> Course | None:
     place = losses.last[-1][1]
     rose = len(levels) > RISES and all(a < b for a, b in itertools.pairwise(levels[-RISES - 1 :]))
     if end > (RISEN if rose else GROWN) * max(best, 1e-6) and end - best > 0.5:
-        return Course("loss-divergence", f"the loss rose from {best:.4g} to {end:.4g}", place)
+        return LossTrend("loss-divergence", f"the loss rose from {best:.4g} to {end:.4g}", place)
     return _swinging(values, place)
 
 
-def _swinging(values: list[float], place: str) -> Course | None:
+def _swinging(values: list[float], place: str) -> LossTrend | None:
     values = values[len(values) // 2 :]  # the beginning may fall steeply before it swings
     steps = [after - before for before, after in itertools.pairwise(values)]
     level = median(abs(value) for value in values) or 1.0
@@ -138,5 +138,5 @@ def _swinging(values: list[float], place: str) -> Course | None:
     falls = fallen > max(by_chance, 0.1 * level)
     if len(steps) >= LEAST_FOR_A_TREND and swing > SWING and turns > 0.5 and not falls:
         text = f"the loss changes by {swing:.0%} of its level from one record to the next and does not fall"
-        return Course("loss-oscillation", text, place)
+        return LossTrend("loss-oscillation", text, place)
     return None

@@ -34,7 +34,7 @@ class Seen:
 
 
 @dataclass
-class Samples:
+class SampleSummary:
     """Figures gathered over all samples of a run, small whatever their number."""
 
     count: int = 0
@@ -54,9 +54,9 @@ class Samples:
         return 0 if self.oom_kills is None else self.oom_kills[1] - self.oom_kills[0]
 
 
-def read_samples(paths: Sequence[Path]) -> Samples | None:
+def read_samples(paths: Sequence[Path]) -> SampleSummary | None:
     """Gather the figures; None where there is not one sample."""
-    found = Samples()
+    found = SampleSummary()
     for path in paths:
         for record in records.read(path):
             found.count += 1
@@ -69,13 +69,13 @@ def read_samples(paths: Sequence[Path]) -> Samples | None:
     return found if found.count else None
 
 
-def _host(found: Samples, host: Mapping[str, Any]) -> None:
+def _host(found: SampleSummary, host: Mapping[str, Any]) -> None:
     kills = whole(host, "oom_kill_total")
     if kills is not None:
         found.oom_kills = (found.oom_kills[0] if found.oom_kills else kills, kills)
 
 
-def _gpu(found: Samples, gpu: Mapping[str, Any]) -> None:
+def _gpu(found: SampleSummary, gpu: Mapping[str, Any]) -> None:
     index, last_xid = whole(gpu, "index"), whole(gpu, "last_xid")
     if index is None:
         return
@@ -93,14 +93,14 @@ def _gpu(found: Samples, gpu: Mapping[str, Any]) -> None:
         found.hottest[index] = max(found.hottest.get(index, 0.0), temperature)
 
 
-def _rank(found: Samples, rank: Mapping[str, Any]) -> None:
+def _rank(found: SampleSummary, rank: Mapping[str, Any]) -> None:
     index = whole(rank, "rank")
     if index is not None:
         found.ranks[index] = dict(rank)
         found.waiting_for_disk += rank.get("process_state") == "D"
 
 
-def failures_in(samples: Samples) -> Iterator[Seen]:
+def failures_in(samples: SampleSummary) -> Iterator[Seen]:
     """Yield what can have ended the run, as the kernel and the driver counted it."""
     if samples.lost:
         yield Seen("gpu-lost", f"GPU {min(samples.lost)} no longer answers", samples.place)
@@ -113,7 +113,7 @@ def failures_in(samples: Samples) -> Iterator[Seen]:
         yield Seen("host-oom/kernel", text, samples.place)
 
 
-def slowness_in(samples: Samples) -> Iterator[Seen]:
+def slowness_in(samples: SampleSummary) -> Iterator[Seen]:
     """Yield what makes a run slow, the likeliest first (S2-32, S2-33)."""
     for gpu, times in samples.throttled.items():
         if times >= max(FEWEST, THROTTLED_SHARE * samples.count):
@@ -125,7 +125,7 @@ def slowness_in(samples: Samples) -> Iterator[Seen]:
         yield _why_idle(samples)
 
 
-def _straggler(samples: Samples) -> Iterator[Seen]:
+def _straggler(samples: SampleSummary) -> Iterator[Seen]:
     times = {rank: pace for rank, record in samples.ranks.items() if (pace := _compute_s(record)) is not None}
     if len(times) < 2:
         return
@@ -146,7 +146,7 @@ def _section(record: Mapping[str, Any], name: str) -> float:
     return number(mapping(record, "sections_s_total"), name) or 0.0
 
 
-def _why_idle(samples: Samples) -> Seen:
+def _why_idle(samples: SampleSummary) -> Seen:
     names = ("data", "forward", "backward", "communication", "optimizer")
     totals = {name: sum(_section(record, name) for record in samples.ranks.values()) for name in names}
     whole = sum(totals.values())

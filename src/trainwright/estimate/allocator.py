@@ -27,7 +27,7 @@ _ADDRESS_SPACE = 1 << 40
 """Of an expandable segment; torch reserves 9/8 of the card and opens another when that is used up, with one effect."""
 
 
-class Event(NamedTuple):
+class MemoryEvent(NamedTuple):
     """One allocation (`size_bytes` > 0) or free (`size_bytes` < 0) of the memory called `key`.
 
     Memory that other streams still use when it is freed (`held`) cannot be taken again until an event of 0 bytes.
@@ -307,7 +307,7 @@ def _reach(entry: tuple[int, int, _Block]) -> int:
 
 
 def replay(
-    events: Iterable[Event], *, expandable_segments: bool = False, capacity_bytes: int | None = None
+    events: Iterable[MemoryEvent], *, expandable_segments: bool = False, capacity_bytes: int | None = None
 ) -> CachingAllocator:
     """Return the allocator after all `events`; what a key of 0 bytes or an unknown key does is nothing."""
     allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)

@@ -28,7 +28,7 @@ _FEED: Final = (3, 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Processes:
+class ProcessMemory:
     """What the processes of a run take before any model is there, in bytes: estimates, with what they rest on.
 
     Measured with Python 3.11, torch 2.13, transformers 5.23, peft 0.21 and DeepSpeed 0.19.8 on Linux (x86-64, glibc
@@ -62,7 +62,7 @@ def host_memory(
     *,
     step: Memory | None = None,
     merge: bool = False,
-    processes: Processes = Processes(),
+    processes: ProcessMemory = ProcessMemory(),
 ) -> HostMemory:
     """Return the memory of rank 0, which has the most to hold, and of a whole node, at their peaks.
 

@@ -68,7 +68,7 @@ class Peaks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class MeasuredFigures:
     """Memory, and seconds a token of all ranks together; None: not known."""
 
     memory: Peaks | None
@@ -81,8 +81,8 @@ class MeasuredRun:
 
     run_id: str
     kind: Kind
-    predicted: Figures
-    measured: Figures
+    predicted: MeasuredFigures
+    measured: MeasuredFigures
 
 
 def record_run(folder: RunFolder, data_dir: Path | None = None) -> str | None:
@@ -165,11 +165,11 @@ def _measured_run(folder: RunFolder) -> MeasuredRun | None:
             method=job["method"]["type"],
             precision=layout["precision"],
         ),
-        predicted=Figures(
+        predicted=MeasuredFigures(
             memory=Peaks(**{name: memory[name] for name in _PEAKS}),
             token_s=None if step_s is None else step_s / planned_tokens,
         ),
-        measured=Figures(
+        measured=MeasuredFigures(
             memory=_largest(ranks),
             # By the token: the samples of a run are mostly shorter than the length it was planned for.
             token_s=max(1 / rank["tokens_per_s"] for rank in ranks),
@@ -214,12 +214,12 @@ def _understood(lines: Iterable[Mapping[str, Any]]) -> Iterator[MeasuredRun]:
             yield run
 
 
-def _figures(entry: Mapping[str, Any]) -> Figures:
+def _figures(entry: Mapping[str, Any]) -> MeasuredFigures:
     memory = entry["memory"]
-    return Figures(memory=None if memory is None else Peaks(**memory), token_s=entry["token_s"])
+    return MeasuredFigures(memory=None if memory is None else Peaks(**memory), token_s=entry["token_s"])
 
 
-def _make_sense(figures: Figures) -> bool:
+def _make_sense(figures: MeasuredFigures) -> bool:
     """Whether these are figures of a run, in a file that anything may have written to."""
     memory, token_s = figures.memory, figures.token_s
     if token_s is not None and not (isinstance(token_s, float) and 0 < token_s < math.inf):

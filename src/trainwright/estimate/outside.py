@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.estimate.capabilities import threads_per_sm
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -57,7 +57,7 @@ NCCL_PCIE_CHANNELS = 2
 """As the logs say: github.com/rwth-i6/returnn/issues/1469, "Channel 01/02"."""
 
 
-def outside_bytes(request: Request, gpu: Gpu | None) -> dict[str, int]:
+def outside_bytes(request: Request, gpu: GpuSpec | None) -> dict[str, int]:
     """Return what one rank takes of its GPU outside torch's allocator, in bytes by part; `gpu` None: not known."""
     if request.device != "cuda" or (gpu is not None and gpu.kind != "cuda"):
         return {}
@@ -74,7 +74,7 @@ def libraries_bytes(compute_capability: tuple[int, int]) -> int:
     return LIBRARIES_BYTES + handles
 
 
-def context_bytes(gpu: Gpu | None) -> int:
+def context_bytes(gpu: GpuSpec | None) -> int:
     """Return the size of a CUDA context before any kernel is loaded, in bytes."""
     if gpu is None or gpu.sm_count is None or gpu.compute_capability is None:
         return CONTEXT_BYTES_PER_THREAD * UNKNOWN_GPU_THREADS
@@ -89,7 +89,7 @@ def communicators_of(request: Request) -> int:
     return 2 if request.strategy.startswith("zero") else 1
 
 
-def communicator_bytes(world_size: int, gpu: Gpu | None) -> int:
+def communicator_bytes(world_size: int, gpu: GpuSpec | None) -> int:
     """Return the device memory of one NCCL communicator of 2.18 or later, in bytes.
 
     Each channel has a ring: one connection to the next rank, one from the previous one. With more than two ranks the
@@ -111,7 +111,7 @@ def communicator_bytes(world_size: int, gpu: Gpu | None) -> int:
     return channels * (send + receive + back) + shared * NCCL_NVLINK_CHUNK_BYTES
 
 
-def _channels(gpu: Gpu | None) -> int:
+def _channels(gpu: GpuSpec | None) -> int:
     """A ring each way over every link (nccl/src/graph/connect.cc doubles the rings that it finds)."""
     links = gpu.nvlink.links if gpu is not None and gpu.nvlink is not None else NCCL_NVLINK_CHANNELS_AT_MOST
     return min(2 * links, NCCL_NVLINK_CHANNELS_AT_MOST)

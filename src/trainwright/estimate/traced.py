@@ -17,13 +17,13 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.outside import outside_bytes
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 
 PATIENCE_S = 600
 """A 70 B model takes 20 s on an idle core; this one may be busy."""
 
 
-def traced_memory(request: Request, gpu: Gpu | None = None) -> Memory:
+def traced_memory(request: Request, gpu: GpuSpec | None = None) -> Memory:
     """The peak memory of one rank; `gpu` says what lies outside torch's allocator.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, model_validator
 
 from trainwright.evaluate.engines.engine import Dtype, EngineName
-from trainwright.evaluate.mdp import Process, Sigma, preset
+from trainwright.evaluate.mdp import DecisionProcess, Sigma, preset
 from trainwright.evaluate.retrieval.passages import CHUNK_WORDS, OVERLAP_WORDS
 from trainwright.job.loading import validated
 from trainwright.job.origins import Origin
@@ -29,7 +29,7 @@ DEFAULT_FIXED_K = 3
 FieldName = Literal["id", "question", "choices", "answer", "difficulty", "gold_passages", "search"]
 
 
-class DataSection(Section):
+class QuestionsSection(Section):
     """The questions."""
 
     path: str | list[str]
@@ -119,14 +119,14 @@ class CalibrationSection(Section):
     """Discount of each further action."""
 
 
-class Evaluation(Section):
+class EvalConfig(Section):
     """One evaluation: everything that decides its results, and where it runs."""
 
     model: str = DEFAULT_MODEL
     """A folder in the Hugging Face format, or a name of the hub."""
     revision: str | None = None
     """Revision on the hub; a 40-digit commit pins the weights."""
-    data: DataSection | str
+    data: QuestionsSection | str
     """The questions: a path, or a section."""
     n_questions: PositiveInt | Literal["all"] = DEFAULT_QUESTIONS
     """How many are asked; all where there are fewer and nothing is said."""
@@ -167,12 +167,12 @@ class Evaluation(Section):
     """The folder in which `results/` is made."""
 
     @property
-    def questions(self) -> DataSection:
+    def questions(self) -> QuestionsSection:
         """The data, as a section."""
-        return DataSection(path=self.data) if isinstance(self.data, str) else self.data
+        return QuestionsSection(path=self.data) if isinstance(self.data, str) else self.data
 
     @property
-    def decision_process(self) -> Process:
+    def decision_process(self) -> DecisionProcess:
         """The process of the policies, as far as it is known before the estimate.
 
         Raises:
@@ -183,12 +183,12 @@ class Evaluation(Section):
             return replace(GUIDE, c_r=assumed.c_r, c_p=assumed.c_p, mu=assumed.mu, gamma=assumed.gamma)
         if isinstance(self.process, str):
             return preset(self.process)
-        return Process(**{**self.process.model_dump(), "sigma": Sigma(self.process.sigma)})
+        return DecisionProcess(**{**self.process.model_dump(), "sigma": Sigma(self.process.sigma)})
 
 
 EVALUATION = FileKind(
     noun="evaluation",
-    model=Evaluation,
+    model=EvalConfig,
     example="model: Qwen/Qwen2.5-7B-Instruct",
     renamed={
         "fixed_k": "write `policies: [fixed:3]`",
@@ -201,7 +201,7 @@ EVALUATION = FileKind(
 
 def load_evaluation(
     source: str | None, overrides: Sequence[str] = (), flags: Mapping[str, tuple[str, Any]] | None = None
-) -> Evaluation:
+) -> EvalConfig:
     """Return the evaluation of a file, or of nothing, with flags laid over it and overrides over these.
 
     `flags` are keys with the flag that set them and its value. Raises UserError with all problems at once, each with

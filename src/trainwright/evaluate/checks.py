@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.asked import Evaluation
-from trainwright.evaluate.replicas import Spread
+from trainwright.evaluate.asked import EvalConfig
+from trainwright.evaluate.replicas import ReplicaSet
 from trainwright.hardware.inventory import Inventory
 from trainwright.model_folder import CONFIG, read_model_config, require_whole
 
@@ -23,7 +23,7 @@ PROBE_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
-class Check:
+class EvalCheck:
     """One thing that was looked at; a problem stops the run, a warning does not. `fix` is what to do."""
 
     level: Literal["ok", "warning", "problem"]
@@ -34,7 +34,7 @@ class Check:
         return f"check {self.level}: {self.what}{f'; {self.fix}' if self.fix else ''}"
 
 
-def run_checks(asked: Evaluation, inventory: Inventory, spread: Spread) -> list[Check]:
+def run_checks(asked: EvalConfig, inventory: Inventory, spread: ReplicaSet) -> list[EvalCheck]:
     """Return what was found of the driver, the environment, the packages, CUDA in torch, and the model."""
     return [
         *_driver(inventory, spread),
@@ -45,7 +45,7 @@ def run_checks(asked: Evaluation, inventory: Inventory, spread: Spread) -> list[
     ]
 
 
-def require(checks: list[Check]) -> None:
+def require(checks: list[EvalCheck]) -> None:
     """Raise UserError (exit code 4) with all problems at once, if there are any."""
     problems = [check for check in checks if check.level == "problem"]
     if problems:
@@ -57,24 +57,24 @@ def require(checks: list[Check]) -> None:
         )
 
 
-def _driver(inventory: Inventory, spread: Spread) -> Iterator[Check]:
+def _driver(inventory: Inventory, spread: ReplicaSet) -> Iterator[EvalCheck]:
     if spread.on_cuda:
         count = sum(device.kind == "cuda" for device in inventory.devices)
-        yield Check("ok", f"the NVIDIA driver {inventory.driver_version} answers, with {count} GPUs")
+        yield EvalCheck("ok", f"the NVIDIA driver {inventory.driver_version} answers, with {count} GPUs")
     else:
         kind = spread.replicas[0].label
-        yield Check("warning", f"no NVIDIA GPU answers, {kind} does", "a model above 3B parameters will be slow")
+        yield EvalCheck("warning", f"no NVIDIA GPU answers, {kind} does", "a model above 3B parameters will be slow")
 
 
-def _environment() -> Check:
+def _environment() -> EvalCheck:
     version = ".".join(map(str, sys.version_info[:3]))
     name = os.environ.get("CONDA_DEFAULT_ENV")
     if name or sys.prefix != sys.base_prefix:
-        return Check("ok", f"environment {name or sys.prefix}, Python {version}")
-    return Check("warning", f"no virtual environment is active, Python {version} is the system's")
+        return EvalCheck("ok", f"environment {name or sys.prefix}, Python {version}")
+    return EvalCheck("warning", f"no virtual environment is active, Python {version} is the system's")
 
 
-def _packages(asked: Evaluation, spread: Spread) -> Iterator[Check]:
+def _packages(asked: EvalConfig, spread: ReplicaSet) -> Iterator[EvalCheck]:
     needed = {"transformers": ["torch", "transformers"], "vllm": ["vllm"]}.get(asked.engine, [])
     if asked.engine == "auto" and not (spread.on_cuda and find_spec("vllm")):
         needed = ["torch", "transformers"]
@@ -83,12 +83,12 @@ def _packages(asked: Evaluation, spread: Spread) -> Iterator[Check]:
     missing = [package for package in needed if find_spec(package) is None]
     if missing:
         fix = "activate the environment that has them, or pip install 'trainwright[eval]'"
-        yield Check("problem", f"{', '.join(missing)} cannot be imported by {sys.executable}", fix)
+        yield EvalCheck("problem", f"{', '.join(missing)} cannot be imported by {sys.executable}", fix)
     elif needed:
-        yield Check("ok", f"{', '.join(needed)} can be imported")
+        yield EvalCheck("ok", f"{', '.join(needed)} can be imported")
 
 
-def _cuda(spread: Spread) -> Iterator[Check]:
+def _cuda(spread: ReplicaSet) -> Iterator[EvalCheck]:
     """Ask torch, in a process of its own with the workers' environment, whether it sees the GPUs."""
     if not spread.on_cuda or find_spec("torch") is None:
         return
@@ -103,35 +103,41 @@ def _cuda(spread: Spread) -> Iterator[Check]:
         )
         if answer.returncode != 0:
             last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
-            yield Check("problem", f"torch does not start: {last}", "reinstall torch")
+            yield EvalCheck("problem", f"torch does not start: {last}", "reinstall torch")
             return
         found = json.loads(answer.stdout.splitlines()[-1])
         if not found["available"]:
             fix = f"install a torch built for this driver; this one is {found['torch']} for CUDA {found['cuda']}"
-            yield Check("problem", "torch.cuda.is_available() is False", fix)
+            yield EvalCheck("problem", "torch.cuda.is_available() is False", fix)
             return
         if found["devices"] != len(replica.placement):
-            yield Check("problem", f"torch sees {found['devices']} GPUs of {replica.label}", "see `trainwright gpus`")
+            yield EvalCheck(
+                "problem", f"torch sees {found['devices']} GPUs of {replica.label}", "see `trainwright gpus`"
+            )
             return
-    yield Check("ok", f"torch {found['torch']} sees {', '.join(replica.label for replica in spread.replicas)}")
+    yield EvalCheck("ok", f"torch {found['torch']} sees {', '.join(replica.label for replica in spread.replicas)}")
 
 
-def _model(asked: Evaluation) -> Iterator[Check]:
+def _model(asked: EvalConfig) -> Iterator[EvalCheck]:
     if ":" in asked.engine:
         return
     folder = Path(asked.model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            yield Check("problem", f"{folder} has no config.json", "name the folder of a model, such as final_model")
+            yield EvalCheck(
+                "problem", f"{folder} has no config.json", "name the folder of a model, such as final_model"
+            )
         elif not any(folder.glob("*.safetensors")):
-            yield Check("problem", f"{folder} has no .safetensors weights", "save the model with safe serialization")
+            yield EvalCheck(
+                "problem", f"{folder} has no .safetensors weights", "save the model with safe serialization"
+            )
         else:
             try:
                 read_model_config(folder / CONFIG)
                 require_whole(folder)
             except UserError as error:
-                yield Check("problem", "; ".join([error.message, *error.problems]), "; ".join(error.hints))
+                yield EvalCheck("problem", "; ".join([error.message, *error.problems]), "; ".join(error.hints))
                 return
-            yield Check("ok", f"{folder} holds a model")
+            yield EvalCheck("ok", f"{folder} holds a model")
     elif asked.model.startswith(("/", "./", "../", "~")) or asked.model.count("/") > 1:
-        yield Check("problem", f"there is no folder {asked.model}", "name a folder, or OWNER/NAME of the hub")
+        yield EvalCheck("problem", f"there is no folder {asked.model}", "name a folder, or OWNER/NAME of the hub")

@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.evaluate.policies import Strategy
+from trainwright.evaluate.policies import PolicyEntry
 
 QUESTIONS, DIFFICULTY = 100, "medium"
 
 
 @dataclass(frozen=True)
-class Claim:
+class GuideClaim:
     """A figure of the guide, for 100 medium questions of ORAN-Bench-13K."""
 
     strategy: str
@@ -25,12 +25,12 @@ class Claim:
 
 
 _BY_BILLIONS = {
-    7: (Claim("mdp", "75-78 %", "0.52-0.55", "9-10"), Claim("fixed:3", "60-65 %", "0.35", "4")),
-    14: (Claim("mdp", "82-85 %", "0.50-0.53", "9-10"), Claim("fixed:3", "70-73 %", "0.35", "4")),
+    7: (GuideClaim("mdp", "75-78 %", "0.52-0.55", "9-10"), GuideClaim("fixed:3", "60-65 %", "0.35", "4")),
+    14: (GuideClaim("mdp", "82-85 %", "0.50-0.53", "9-10"), GuideClaim("fixed:3", "70-73 %", "0.35", "4")),
 }
 
 
-def claims(model: str, difficulty: str, questions: int, strategies: Sequence[Strategy]) -> list[Claim]:
+def claims(model: str, difficulty: str, questions: int, strategies: Sequence[PolicyEntry]) -> list[GuideClaim]:
     """Return what the guide claims for exactly this: none for another model, number or difficulty."""
     size = re.search(r"(?<![\d.])(\d+)B\b", model.rpartition("/")[2], re.IGNORECASE)
     if size is None or (difficulty, questions) != (DIFFICULTY, QUESTIONS):

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from trainwright.evaluate.asked import ESTIMATED
 from trainwright.evaluate.claims import claims
-from trainwright.evaluate.documents import Outcome, table
+from trainwright.evaluate.documents import StrategyResults, table
 from trainwright.evaluate.metrics import Record, by_difficulty, metrics
 from trainwright.evaluate.preparing import Prepared
 from trainwright.evaluate.questions.question import QuestionSet, constant_baselines
-from trainwright.evaluate.replicas import Spread
+from trainwright.evaluate.replicas import ReplicaSet
 from trainwright.launch.showing import tell
 
 PLACES_SHOWN = 5
@@ -25,7 +25,7 @@ LINES_WITHOUT_TERMINAL = 10
 """How often progress is told where nothing can be redrawn."""
 
 
-def choice_lines(prepared: Prepared, spread: Spread) -> list[str]:
+def choice_lines(prepared: Prepared, spread: ReplicaSet) -> list[str]:
     """Return what was decided, each with its reason."""
     choices = {**prepared.choices, "gpu_mode": spread.mode, "dtype": spread.dtype}
     lines = [f"Results: {prepared.results}"]
@@ -66,7 +66,7 @@ def data_lines(everything: QuestionSet) -> list[str]:
     return lines
 
 
-def result_lines(prepared: Prepared, outcomes: Sequence[Outcome]) -> list[str]:
+def result_lines(prepared: Prepared, outcomes: Sequence[StrategyResults]) -> list[str]:
     """Return the guide's table, and below it what makes its figures worth trusting."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines = table(outcomes, seed=prepared.asked.seed, width=width).splitlines()

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.evaluate.metrics import Comparison, Record, by_difficulty, compare, metrics
-from trainwright.evaluate.policies import Fixed, Strategy
+from trainwright.evaluate.metrics import Record, StrategyComparison, by_difficulty, compare, metrics
+from trainwright.evaluate.policies import Fixed, PolicyEntry
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StrategyResults:
     """A strategy with its results lines, in the order of the questions."""
 
-    strategy: Strategy
+    strategy: PolicyEntry
     records: Sequence[Record]
 
 
-def run_document(heading: Heading, outcome: Outcome) -> dict[str, Any]:
+def run_document(heading: Heading, outcome: StrategyResults) -> dict[str, Any]:
     """Return the results file of one strategy."""
     return {
         **_top(heading),
@@ -47,7 +47,7 @@ def run_document(heading: Heading, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def comparison_document(heading: Heading, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def comparison_document(heading: Heading, outcomes: Sequence[StrategyResults]) -> dict[str, Any]:
     """Return the results file of several strategies on the same questions; the first is compared with each other."""
     first, second = outcomes[0], outcomes[1]
     fixed = [outcome.strategy.policy.k for outcome in outcomes if isinstance(outcome.strategy.policy, Fixed)]
@@ -73,12 +73,12 @@ def comparison_document(heading: Heading, outcomes: Sequence[Outcome]) -> dict[s
     }
 
 
-def compare_all(outcomes: Sequence[Outcome], *, seed: int) -> list[Comparison]:
+def compare_all(outcomes: Sequence[StrategyResults], *, seed: int) -> list[StrategyComparison]:
     """Return the first outcome compared with each of the others."""
     return [compare(outcomes[0].records, other.records, seed=seed) for other in outcomes[1:]]
 
 
-def table(outcomes: Sequence[Outcome], *, seed: int, width: int | None = None) -> str:
+def table(outcomes: Sequence[StrategyResults], *, seed: int, width: int | None = None) -> str:
     """Return the guide's table of results in plain text, with what makes its figures worth trusting below.
 
     Where it is wider than `width`, the columns that are not the guide's follow as lines.
@@ -105,7 +105,7 @@ def table(outcomes: Sequence[Outcome], *, seed: int, width: int | None = None) -
     return "\n".join([*body, *apart, *map(_sentence, comparisons)])
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def _row(outcome: StrategyResults) -> tuple[str, ...]:
     found = metrics(outcome.records)
     return (
         outcome.strategy.name,
@@ -123,7 +123,7 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _sentence(comparison: Comparison) -> str:
+def _sentence(comparison: StrategyComparison) -> str:
     accuracy, cost = comparison.accuracy, comparison.cost
     return (
         f"{comparison.first} against {comparison.second}: accuracy {accuracy.mean:+.1%} "

@@ -14,7 +14,7 @@ from trainwright.evaluate.metrics import Record
 from trainwright.evaluate.prompts import query, reasoning_prompt
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import Passage
-from trainwright.evaluate.retrieval.retriever import Retriever, Search
+from trainwright.evaluate.retrieval.retriever import PassageQuery, Retriever
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def _success(episode: Episode, found: Sequence[Passage], means: Means) -> bool |
     return not before and means.covers(episode.question, (*episode.passages, *found))
 
 
-def _search(episode: Episode, k: int) -> Search:
+def _search(episode: Episode, k: int) -> PassageQuery:
     known = frozenset(passage.id for passage in episode.passages)
     words = query(episode.question, passages=episode.passages, answers=episode.state.answers)
-    return Search(words, k, known)
+    return PassageQuery(words, k, known)
 
 
 def _reason(live: Sequence[_Open], means: Means) -> None:

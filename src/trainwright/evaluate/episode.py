@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.evaluate.luck import luck
-from trainwright.evaluate.mdp import Action, Process
-from trainwright.evaluate.policies import MOST_ACTIONS, State, Strategy
+from trainwright.evaluate.mdp import Action, DecisionProcess
+from trainwright.evaluate.policies import MOST_ACTIONS, PolicyEntry, State
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import Passage
 from trainwright.evaluate.scoring import Score, score
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class EpisodeStep:
     """One action as it was taken, under the names of the guide's results files."""
 
     iteration: int
@@ -48,12 +48,12 @@ class Episode:
     """A question, the strategy that leads it, and what has been done so far."""
 
     question: Question
-    strategy: Strategy
-    prices: Process
+    strategy: PolicyEntry
+    prices: DecisionProcess
     """Its costs are those of the run, whatever set a strategy decides by."""
     seed: int
     most_actions: int = MOST_ACTIONS
-    steps: tuple[Step, ...] = ()
+    steps: tuple[EpisodeStep, ...] = ()
     passages: tuple[Passage, ...] = ()
     """All that was retrieved, each once, in order."""
     score: Score | None = None
@@ -145,7 +145,7 @@ class Episode:
         actions = [step.action for step in self.steps] + [action]
         # Counted and multiplied, not added up step by step: no order of actions then costs an ulp more than another.
         cost = self.prices.c_r * actions.count(Action.RETRIEVE) + self.prices.c_p * actions.count(Action.REASON)
-        step = Step(
+        step = EpisodeStep(
             iteration=len(actions),
             action=action.value,
             uncertainty=round(1 - u, 9),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.errors import UserError
-from trainwright.evaluate.mdp import SMALLEST_STEP, Action, Process, Sigma
+from trainwright.evaluate.mdp import SMALLEST_STEP, Action, DecisionProcess, Sigma
 from trainwright.evaluate.metrics import Record
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.scoring import score
@@ -42,7 +42,7 @@ class Share:
 class Estimated:
     """A process with what it was estimated from."""
 
-    process: Process
+    process: DecisionProcess
     questions: int
     success: Share
     """Retrievals that succeeded, of those up to the first success."""
@@ -69,7 +69,9 @@ class Estimated:
         return dataclasses.asdict(self)
 
 
-def estimate_process(records: Sequence[Record], questions: Mapping[str, Question], assumed: Process) -> Estimated:
+def estimate_process(
+    records: Sequence[Record], questions: Mapping[str, Question], assumed: DecisionProcess
+) -> Estimated:
     """Return the process that the probe's results lines tell of; `assumed` gives costs, mu, gamma and shaping.
 
     Raises:

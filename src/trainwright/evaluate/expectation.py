@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.evaluate.mdp import Action, Process
-from trainwright.evaluate.policies import MOST_ACTIONS, State, Strategy
+from trainwright.evaluate.mdp import Action, DecisionProcess
+from trainwright.evaluate.policies import MOST_ACTIONS, PolicyEntry, State
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Expectation:
 
 
 def expect(
-    strategy: Strategy,
-    process: Process | None = None,
+    strategy: PolicyEntry,
+    process: DecisionProcess | None = None,
     *,
     draws: Sequence[float] = (0.5,),
     most_actions: int = MOST_ACTIONS,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import not_installed
-from trainwright.evaluate.asked import DEFAULT_FIXED_K, Evaluation
-from trainwright.evaluate.documents import Outcome, aligned
-from trainwright.evaluate.mdp import Process
+from trainwright.evaluate.asked import DEFAULT_FIXED_K, EvalConfig
+from trainwright.evaluate.documents import StrategyResults, aligned
+from trainwright.evaluate.mdp import DecisionProcess
 from trainwright.evaluate.metrics import metrics
-from trainwright.evaluate.policies import Greedy, Strategy
+from trainwright.evaluate.policies import Greedy, PolicyEntry
 
 WEIGHTS = ("0.1", "0.3", "0.6", "1", "2", "4")
 """The values of mu that are taken where none is named, as they are spelled."""
@@ -20,7 +20,7 @@ FORMATS = ("png", "svg")
 
 
 @dataclass(frozen=True)
-class Point:
+class PolicyPoint:
     """One policy on the plane of cost and accuracy, as measured."""
 
     policy: str
@@ -33,14 +33,14 @@ class Point:
     avg_cost: float
 
 
-def with_frontier(asked: Evaluation, weights: Sequence[str]) -> Evaluation:
+def with_frontier(asked: EvalConfig, weights: Sequence[str]) -> EvalConfig:
     """Return the evaluation with the decision process at each weight besides its own policies, or the fixed one."""
     others = asked.policies or [f"fixed:{DEFAULT_FIXED_K}"]
     added = [name for name in (f"mdp:mu={weight}" for weight in dict.fromkeys(weights)) if name not in others]
     return asked.model_copy(update={"policies": [*added, *others]})
 
 
-def frontier(outcomes: Sequence[Outcome], process: Process) -> list[Point]:
+def frontier(outcomes: Sequence[StrategyResults], process: DecisionProcess) -> list[PolicyPoint]:
     """Return a point for each policy, the frontier's first, from the cheapest weight on; none without a frontier.
 
     There is one where the run's process was followed at two weights of cost or more.
@@ -52,7 +52,7 @@ def frontier(outcomes: Sequence[Outcome], process: Process) -> list[Point]:
     return sorted(points, key=lambda point: (point.mu is None, point.mu or 0.0))
 
 
-def frontier_table(points: Sequence[Point]) -> list[str]:
+def frontier_table(points: Sequence[PolicyPoint]) -> list[str]:
     """Return the points as lines of text."""
     rows = [("Policy", "mu", "Avg Cost", "Accuracy", "95 % interval")]
     for point in points:
@@ -62,7 +62,7 @@ def frontier_table(points: Sequence[Point]) -> list[str]:
     return ["FRONTIER", *aligned(rows)]
 
 
-def plot_frontier(points: Sequence[Point], results: Path, title: str) -> list[Path]:
+def plot_frontier(points: Sequence[PolicyPoint], results: Path, title: str) -> list[Path]:
     """Draw accuracy against mean cost beside the results file, as .png and .svg, and return the files.
 
     Raises:
@@ -103,16 +103,18 @@ def plot_frontier(points: Sequence[Point], results: Path, title: str) -> list[Pa
     return paths
 
 
-def _point(outcome: Outcome, process: Process) -> Point:
+def _point(outcome: StrategyResults, process: DecisionProcess) -> PolicyPoint:
     found = metrics(outcome.records)
     mu = outcome.strategy.process.mu if _is_on_the_frontier(outcome.strategy, process) else None
-    return Point(outcome.strategy.name, mu, found.accuracy, found.accuracy_low, found.accuracy_high, found.avg_cost)
+    return PolicyPoint(
+        outcome.strategy.name, mu, found.accuracy, found.accuracy_low, found.accuracy_high, found.avg_cost
+    )
 
 
-def _is_on_the_frontier(strategy: Strategy, process: Process) -> bool:
+def _is_on_the_frontier(strategy: PolicyEntry, process: DecisionProcess) -> bool:
     return isinstance(strategy.policy, Greedy) and dataclasses.replace(strategy.process, mu=process.mu) == process
 
 
-def _bars(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+def _bars(points: Sequence[PolicyPoint]) -> tuple[list[float], list[float]]:
     """Return how far each interval reaches below and above its point."""
     return [point.accuracy - point.low for point in points], [point.high - point.accuracy for point in points]

@@ -36,7 +36,7 @@ class Sigma(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Process:
+class DecisionProcess:
     """The parameters of one decision process, under the names of the literature.
 
     Raises:
@@ -110,23 +110,23 @@ class Process:
         return {Action.RETRIEVE: self.c_r, Action.REASON: self.c_p, Action.TERMINATE: 0.0}[action]
 
 
-PRESETS: Mapping[str, Process] = MappingProxyType(
+PRESETS: Mapping[str, DecisionProcess] = MappingProxyType(
     {
         # Gives the cost and the iterations that the multi-GPU guide prints for its MDP (0.52-0.55, 9-10), by the
         # threshold rule; its costs follow from the guide's fixed strategy, 3 c_r + c_p = 0.35 in 4 iterations.
-        "guide": Process(0.25, 0.08, 0.8, 0.10, 0.05, sigma=Sigma.SIGMOID),
+        "guide": DecisionProcess(0.25, 0.08, 0.8, 0.10, 0.05, sigma=Sigma.SIGMOID),
         # The published sources of the guide: the simulation's base.yaml, its specification, the costs before that
         # was corrected, and the last published costs. All four with linear sigma.
-        "base": Process(0.15, 0.08, 0.7, 0.20, 0.10, gamma=1.0),
-        "spec": Process(0.25, 0.08, 0.8, 0.05, 0.02),
-        "spec-uncorrected": Process(0.25, 0.08, 0.8, 0.10, 0.05),
-        "head": Process(0.15, 0.03, 0.8, 0.12, 0.06),
+        "base": DecisionProcess(0.15, 0.08, 0.7, 0.20, 0.10, gamma=1.0),
+        "spec": DecisionProcess(0.25, 0.08, 0.8, 0.05, 0.02),
+        "spec-uncorrected": DecisionProcess(0.25, 0.08, 0.8, 0.10, 0.05),
+        "head": DecisionProcess(0.15, 0.03, 0.8, 0.12, 0.06),
     }
 )
 """Named parameter sets."""
 
 
-def preset(name: str) -> Process:
+def preset(name: str) -> DecisionProcess:
     """Return a named parameter set; UserError if there is none of that name."""
     if name not in PRESETS:
         raise UserError(f"there is no parameter set {name!r}", hints=[f"choose one of {', '.join(PRESETS)}"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.evaluate.statistics import Difference, mcnemar, paired, wilson
+from trainwright.evaluate.statistics import PairedDifference, mcnemar, paired, wilson
 
 Record = Mapping[str, Any]
 """One results line, as `Episode.record` makes it."""
@@ -38,13 +38,13 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StrategyComparison:
     """Two strategies on the same questions, the first less the second."""
 
     first: str
     second: str
-    accuracy: Difference
-    cost: Difference
+    accuracy: PairedDifference
+    cost: PairedDifference
     iterations: float
     only_first_correct: int
     only_second_correct: int
@@ -82,7 +82,7 @@ def by_difficulty(records: Sequence[Record]) -> dict[str, Metrics]:
     return {difficulty: metrics(group) for difficulty, group in sorted(groups.items())}
 
 
-def compare(first: Sequence[Record], second: Sequence[Record], *, seed: int) -> Comparison:
+def compare(first: Sequence[Record], second: Sequence[Record], *, seed: int) -> StrategyComparison:
     """Return how two strategies differ, question by question; both must have answered the same ones."""
     others = {record["question_id"]: record for record in second}
     pairs = [(record, others.pop(record["question_id"])) for record in first]
@@ -93,7 +93,7 @@ def compare(first: Sequence[Record], second: Sequence[Record], *, seed: int) -> 
     def columns(key: str) -> tuple[list[float], list[float]]:
         return [float(one[key]) for one, _ in pairs], [float(other[key]) for _, other in pairs]
 
-    return Comparison(
+    return StrategyComparison(
         first=first[0]["strategy"],
         second=second[0]["strategy"],
         accuracy=paired(*columns("is_correct"), seed=seed),

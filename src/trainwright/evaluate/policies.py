@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainwright.errors import UserError
-from trainwright.evaluate.mdp import Action, Process
+from trainwright.evaluate.mdp import Action, DecisionProcess
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.solving import Solution, by_thresholds
 
@@ -82,7 +82,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Probe:
+class AnswerProbe:
     """Answers before the first retrieval and after each of `k`: what every retrieval was good for."""
 
     k: int
@@ -106,13 +106,13 @@ class EvenChance:
 
 
 @dataclass(frozen=True)
-class Strategy:
+class PolicyEntry:
     """A policy as it takes part in a run: under its name, with the process that counts its U."""
 
     name: str
     """As spelled: `mdp`, `fixed:3`."""
     policy: Policy
-    process: Process
+    process: DecisionProcess
     solution: Solution | None = None
     """Where one was needed: its thresholds are worth reporting."""
 

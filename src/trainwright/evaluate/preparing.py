@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import UserError
-from trainwright.evaluate.asked import DEFAULT_QUESTIONS, ESTIMATED, Evaluation, RetrievalSection
+from trainwright.evaluate.asked import DEFAULT_QUESTIONS, ESTIMATED, EvalConfig, RetrievalSection
 from trainwright.evaluate.driving import nothing_to_retrieve
 from trainwright.evaluate.expectation import expect
-from trainwright.evaluate.mdp import Process
-from trainwright.evaluate.policies import Strategy
+from trainwright.evaluate.mdp import DecisionProcess
+from trainwright.evaluate.policies import PolicyEntry
 from trainwright.evaluate.prompts import check_template
 from trainwright.evaluate.questions.question import Question, QuestionSet
 from trainwright.evaluate.questions.reading import read_questions
@@ -36,13 +36,13 @@ TOKENS_PER_WORD = 1.5
 class Prepared:
     """Everything that is decided before the devices are looked at."""
 
-    asked: Evaluation
+    asked: EvalConfig
     everything: QuestionSet
     questions: tuple[Question, ...]
     """Those that are asked."""
     difficulty: str
-    process: Process
-    strategies: tuple[Strategy, ...]
+    process: DecisionProcess
+    strategies: tuple[PolicyEntry, ...]
     retrieval: Mapping[str, Any] | None
     """How a worker opens the retriever, and how many passages there are."""
     choices: Mapping[str, Choice[Any]]
@@ -97,7 +97,7 @@ class Prepared:
         }
 
 
-def prepare_evaluation(asked: Evaluation, process: Process | None = None) -> Prepared:
+def prepare_evaluation(asked: EvalConfig, process: DecisionProcess | None = None) -> Prepared:
     """Read the questions, choose those to ask, and make the policies; `process` is the estimate, where there is one.
 
     Raises:
@@ -106,7 +106,7 @@ def prepare_evaluation(asked: Evaluation, process: Process | None = None) -> Pre
     return _prepare(asked, process or asked.decision_process, aside=False)
 
 
-def prepare_calibration(asked: Evaluation) -> Prepared:
+def prepare_calibration(asked: EvalConfig) -> Prepared:
     """Return the evaluation that the process is estimated from: the probe, on the questions that are set aside.
 
     Raises:
@@ -119,7 +119,7 @@ def prepare_calibration(asked: Evaluation) -> Prepared:
     )
 
 
-def _prepare(asked: Evaluation, process: Process, *, aside: bool) -> Prepared:
+def _prepare(asked: EvalConfig, process: DecisionProcess, *, aside: bool) -> Prepared:
     choices: dict[str, Choice[Any]] = {}
     if asked.prompt_template is not None:
         check_template(asked.prompt_template)
@@ -156,7 +156,9 @@ def _prepare(asked: Evaluation, process: Process, *, aside: bool) -> Prepared:
     return Prepared(asked, everything, tuple(questions), difficulty, process, strategies, retrieval, choices)
 
 
-def _strategies(asked: Evaluation, process: Process, choices: dict[str, Choice[Any]]) -> tuple[Strategy, ...]:
+def _strategies(
+    asked: EvalConfig, process: DecisionProcess, choices: dict[str, Choice[Any]]
+) -> tuple[PolicyEntry, ...]:
     names = asked.policies
     if names is None:
         if asked.retrieval == "none":
@@ -174,7 +176,7 @@ def _strategies(asked: Evaluation, process: Process, choices: dict[str, Choice[A
     return found
 
 
-def _retrievals(one: Strategy) -> float:
+def _retrievals(one: PolicyEntry) -> float:
     """Return how many retrievals a policy is expected to make; what a user's own does shows when it runs."""
     ours = one.family.replace("_", "-") in {spelling.partition("[")[0].partition(":")[0] for spelling in SPELLINGS}
     return expect(one, draws=(0.25, 0.75)).retrievals if ours else 0.0
@@ -189,7 +191,7 @@ def _difficulty(everything: QuestionSet, choices: dict[str, Choice[Any]]) -> str
 
 
 def _count(
-    asked: Evaluation, questions: Sequence[Question], difficulty: str, choices: dict[str, Choice[Any]]
+    asked: EvalConfig, questions: Sequence[Question], difficulty: str, choices: dict[str, Choice[Any]]
 ) -> int | None:
     if asked.n_questions == "all":
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.evaluate.asked import DEFAULT_FIXED_K, Evaluation
+from trainwright.evaluate.asked import DEFAULT_FIXED_K, EvalConfig
 
 QUESTIONS = 5
 
@@ -17,10 +17,10 @@ class QuickTest:
     """One of the three, and what it shows."""
 
     title: str
-    asked: Evaluation
+    asked: EvalConfig
 
 
-def quick_tests(asked: Evaluation) -> Iterator[QuickTest]:
+def quick_tests(asked: EvalConfig) -> Iterator[QuickTest]:
     """Yield the tests: one worker, one on each GPU (two on a processor), and a comparison; each in its own folder."""
     one = None if asked.policies is None else asked.policies[:1]
     without = asked.retrieval == "none"
@@ -30,7 +30,7 @@ def quick_tests(asked: Evaluation) -> Iterator[QuickTest]:
     yield QuickTest("two policies compared", _changed(asked, "3_comparison", policies=two))
 
 
-def _changed(asked: Evaluation, folder: str, **changes: Any) -> Evaluation:
+def _changed(asked: EvalConfig, folder: str, **changes: Any) -> EvalConfig:
     output_dir = str(Path(asked.output_dir) / "results" / "quick" / folder)
     given = asked.model_dump(exclude_unset=True)
-    return Evaluation.model_validate({**given, "n_questions": QUESTIONS, "output_dir": output_dir, **changes})
+    return EvalConfig.model_validate({**given, "n_questions": QUESTIONS, "output_dir": output_dir, **changes})

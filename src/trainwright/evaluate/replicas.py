@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainwright.anatomy import Anatomy, anatomy
 from trainwright.anatomy.catalog import config_of
 from trainwright.errors import UserError
-from trainwright.evaluate.asked import Evaluation
+from trainwright.evaluate.asked import EvalConfig
 from trainwright.evaluate.engines.engine import Placement
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device, Inventory
@@ -30,7 +30,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ReplicaSet:
     """All copies of one run."""
 
     mode: Choice[GpuMode]
@@ -44,7 +44,7 @@ class Spread:
         return isinstance(self.replicas[0].placement, tuple)
 
 
-def spread(asked: Evaluation, inventory: Inventory, *, length: int) -> Spread:
+def spread(asked: EvalConfig, inventory: Inventory, *, length: int) -> ReplicaSet:
     """Return where the model answers prompts of `length` tokens, answers included.
 
     Raises:
@@ -71,7 +71,7 @@ def spread(asked: Evaluation, inventory: Inventory, *, length: int) -> Spread:
         mode, groups = Choice(found.mode, found.reason), found.groups
     replicas = [_replica([devices[number] for number in group], len(groups)) for group in groups]
     used = sorted({number for group in groups for number in group})
-    return Spread(
+    return ReplicaSet(
         mode,
         Choice(dtype.value, dtype.reason or f"{dtype.value} was asked for"),
         tuple(devices[number].index or 0 for number in used if devices[number].kind == "cuda"),
@@ -79,7 +79,7 @@ def spread(asked: Evaluation, inventory: Inventory, *, length: int) -> Spread:
     )
 
 
-def _copies(asked: Evaluation, device: Device) -> int:
+def _copies(asked: EvalConfig, device: Device) -> int:
     """Return how many copies a processor holds."""
     if device.kind != "cpu":
         return 1
@@ -92,7 +92,7 @@ def _copies(asked: Evaluation, device: Device) -> int:
     return asked.workers
 
 
-def _model(asked: Evaluation) -> Anatomy | str:
+def _model(asked: EvalConfig) -> Anatomy | str:
     """Return what the model is made of, or why that is not known."""
     if ":" in asked.engine:
         return f"the engine {asked.engine} is your own"
@@ -103,7 +103,7 @@ def _model(asked: Evaluation) -> Anatomy | str:
 
 
 def _unpredicted(
-    asked: Evaluation, devices: tuple[Device, ...], copies: int, why: str
+    asked: EvalConfig, devices: tuple[Device, ...], copies: int, why: str
 ) -> tuple[Choice[GpuMode], tuple[tuple[int, ...], ...]]:
     """Return the mode and the groups where the memory of the model cannot be predicted."""
     everything = tuple(range(len(devices)))

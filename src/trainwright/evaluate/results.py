@@ -18,7 +18,7 @@ from typing import Any
 
 from trainwright.errors import UserError
 from trainwright.evaluate.metrics import Record
-from trainwright.evaluate.policies import Strategy
+from trainwright.evaluate.policies import PolicyEntry
 from trainwright.runs import records
 from trainwright.runs.writing import plain, read_json, write_json_atomic, write_json_once
 
@@ -30,7 +30,7 @@ Key = tuple[str, str]
 """Name of the strategy, id of the question."""
 
 
-def results_path(model: str, difficulty: str, questions: int, strategies: Sequence[Strategy]) -> Path:
+def results_path(model: str, difficulty: str, questions: int, strategies: Sequence[PolicyEntry]) -> Path:
     """Return where the guide puts the results of one strategy, or of a comparison of several."""
     name = f"{model.rstrip('/').rpartition('/')[2]}_{difficulty}_{questions}q"
     if len(strategies) == 1:

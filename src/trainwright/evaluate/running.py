@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.asked import ESTIMATED, Evaluation, RetrievalSection
-from trainwright.evaluate.checks import Check, require, run_checks
+from trainwright.evaluate.asked import ESTIMATED, EvalConfig, RetrievalSection
+from trainwright.evaluate.checks import EvalCheck, require, run_checks
 from trainwright.evaluate.claims import claims
 from trainwright.evaluate.console import Answering, choice_lines, data_lines, result_lines
 from trainwright.evaluate.crew import WORKER_MODULE, Crew, Worker
-from trainwright.evaluate.documents import Heading, Outcome, comparison_document, run_document
+from trainwright.evaluate.documents import Heading, StrategyResults, comparison_document, run_document
 from trainwright.evaluate.engines.engine import EngineSettings
 from trainwright.evaluate.estimating import Estimated, estimate_process
-from trainwright.evaluate.frontier import Point, frontier, frontier_table, plot_frontier
+from trainwright.evaluate.frontier import PolicyPoint, frontier, frontier_table, plot_frontier
 from trainwright.evaluate.preparing import Prepared, prepare_calibration, prepare_evaluation
 from trainwright.evaluate.questions.question import constant_baselines
-from trainwright.evaluate.replicas import Spread, spread
+from trainwright.evaluate.replicas import ReplicaSet, spread
 from trainwright.evaluate.results import Collected, Key, write_results
 from trainwright.hardware.local import local_inventory
 from trainwright.launch.showing import tell
@@ -40,7 +40,7 @@ class Finished:
     """What an evaluation came to."""
 
     prepared: Prepared
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[StrategyResults, ...]
     document: Mapping[str, Any]
     """The results file."""
 
@@ -68,8 +68,8 @@ class DryRun:
     """What an evaluation would start."""
 
     prepared: Prepared
-    spreading: Spread
-    checks: list[Check]
+    spreading: ReplicaSet
+    checks: list[EvalCheck]
 
     def lines(self) -> list[str]:
         """Return each worker's command, for a shell."""
@@ -96,7 +96,7 @@ class DryRun:
 
 
 def evaluate(
-    asked: Evaluation, *, fresh: bool = False, dry_run: bool = False, show_data: bool = True
+    asked: EvalConfig, *, fresh: bool = False, dry_run: bool = False, show_data: bool = True
 ) -> Finished | DryRun | ExitCode:
     """Bring an evaluation to its end, or return with what exit code it stopped before.
 
@@ -129,7 +129,7 @@ def evaluate(
         return ExitCode.STOPPED if notes is None else _finish(prepared, spreading, notes, estimated)
 
 
-def _answered(prepared: Prepared, spreading: Spread, stop: StopAsked, *, fresh: bool) -> list[str] | None:
+def _answered(prepared: Prepared, spreading: ReplicaSet, stop: StopAsked, *, fresh: bool) -> list[str] | None:
     """Have every question answered; return what the engines said of their choices, None if it was stopped before."""
     lines = prepared.lines
     lines.folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def _open(prepared: Prepared) -> list[Key]:
     return [key for key in _keys(prepared) if key not in done]
 
 
-def _answer(prepared: Prepared, spreading: Spread, stop: StopAsked) -> list[str]:
+def _answer(prepared: Prepared, spreading: ReplicaSet, stop: StopAsked) -> list[str]:
     """Have the open questions answered by workers; return what their engines said of their choices."""
     keys = _open(prepared)
     total = len(_keys(prepared))
@@ -180,7 +180,7 @@ def _answer(prepared: Prepared, spreading: Spread, stop: StopAsked) -> list[str]
     return crew.notes
 
 
-def _worker(prepared: Prepared, spreading: Spread, number: int) -> Worker:
+def _worker(prepared: Prepared, spreading: ReplicaSet, number: int) -> Worker:
     asked, replica = prepared.asked, spreading.replicas[number]
     settings = EngineSettings(
         model=asked.model,
@@ -213,13 +213,13 @@ def _worker(prepared: Prepared, spreading: Spread, number: int) -> Worker:
     return Worker(begin, replica.environment, logs / f"worker-{number}.log")
 
 
-def _finish(prepared: Prepared, spreading: Spread, notes: list[str], estimated: Estimated | None) -> Finished:
+def _finish(prepared: Prepared, spreading: ReplicaSet, notes: list[str], estimated: Estimated | None) -> Finished:
     """Write the results file from the lines."""
     collected = prepared.lines.collect()
     if collected.doubles:
         tell(f"{len(collected.doubles)} questions were answered twice; the earlier answer counts")
     names = [question.id for question in prepared.questions]
-    outcomes = tuple(Outcome(one, collected.of(one.name, names)) for one in prepared.strategies)
+    outcomes = tuple(StrategyResults(one, collected.of(one.name, names)) for one in prepared.strategies)
     points = frontier(outcomes, prepared.process)
     heading = Heading(
         timestamp=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -240,7 +240,7 @@ def _finish(prepared: Prepared, spreading: Spread, notes: list[str], estimated: 
     return Finished(prepared, outcomes, document)
 
 
-def _plot(points: list[Point], prepared: Prepared) -> None:
+def _plot(points: list[PolicyPoint], prepared: Prepared) -> None:
     """Draw the frontier; its figures are in the results with or without the plot."""
     title = f"{prepared.asked.model}, {len(prepared.questions):,} questions"
     try:
@@ -250,13 +250,13 @@ def _plot(points: list[Point], prepared: Prepared) -> None:
         tell(f"no plot: {error.message} ({error.hints[0]})")
 
 
-def _choices(prepared: Prepared, spreading: Spread) -> dict[str, Any]:
+def _choices(prepared: Prepared, spreading: ReplicaSet) -> dict[str, Any]:
     choices = {**prepared.choices, "gpu_mode": spreading.mode, "dtype": spreading.dtype}
     return {key: {"value": choice.value, "reason": choice.reason} for key, choice in choices.items()}
 
 
 def _facts(
-    prepared: Prepared, spreading: Spread, collected: Collected, notes: list[str], estimated: Estimated | None
+    prepared: Prepared, spreading: ReplicaSet, collected: Collected, notes: list[str], estimated: Estimated | None
 ) -> dict[str, Any]:
     """Return what the guide's files do not say, and a reader needs."""
     strategies = prepared.strategies

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.errors import UserError
-from trainwright.evaluate.mdp import Action, Process
+from trainwright.evaluate.mdp import Action, DecisionProcess
 
 TOLERANCE = 1e-9
 MOST_SWEEPS = 10_000
@@ -38,7 +38,7 @@ class Thresholds:
 class Solution:
     """The value of each action in each state."""
 
-    process: Process
+    process: DecisionProcess
     states: tuple[float, ...]
     """Ascending."""
     q: tuple[Mapping[Action, float], ...]
@@ -80,7 +80,7 @@ def by_thresholds(u: float, theta_cont: float, theta_star: float) -> Action:
     return Action.RETRIEVE if u < theta_cont else Action.REASON
 
 
-def solve(process: Process, *, tolerance: float = TOLERANCE) -> Solution:
+def solve(process: DecisionProcess, *, tolerance: float = TOLERANCE) -> Solution:
     """Solve Q(U, terminate) = sigma(U), Q(U, a) = -mu c_a + gamma E[V(U')] with V = max Q, to within `tolerance`.
 
     As U never falls, the states are taken from the highest down, and each is iterated until it stands.
@@ -101,7 +101,7 @@ def solve(process: Process, *, tolerance: float = TOLERANCE) -> Solution:
     return Solution(process, states, tuple(q[u] for u in states), most_sweeps)
 
 
-def _states(process: Process) -> tuple[float, ...]:
+def _states(process: DecisionProcess) -> tuple[float, ...]:
     spacing = 1 / (GRID_POINTS - 1)
     if all(abs(step / spacing - round(step / spacing)) < 1e-6 for step in (process.delta_r, process.delta_p)):
         return tuple(round(index * spacing, 9) for index in range(GRID_POINTS))
@@ -116,7 +116,7 @@ def _states(process: Process) -> tuple[float, ...]:
 
 
 def _settled(
-    process: Process, u: float, value: Mapping[float, float], tolerance: float
+    process: DecisionProcess, u: float, value: Mapping[float, float], tolerance: float
 ) -> tuple[Mapping[Action, float], int]:
     """Return the value of each action at `u`, given that of the states above, and the sweeps that took."""
 

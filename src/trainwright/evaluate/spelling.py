@@ -8,16 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 
 from trainwright.errors import UserError
-from trainwright.evaluate.mdp import PRESETS, Process, preset
+from trainwright.evaluate.mdp import PRESETS, DecisionProcess, preset
 from trainwright.evaluate.own import own_class
 from trainwright.evaluate.policies import (
+    AnswerProbe,
     EvenChance,
     Fixed,
     Greedy,
     Policy,
-    Probe,
+    PolicyEntry,
     RetrieveUntil,
-    Strategy,
     TwoThresholds,
 )
 from trainwright.evaluate.solving import Solution, solve
@@ -38,7 +38,7 @@ SPELLINGS: Mapping[str, str] = {
 """Every spelling with what it does, for help texts."""
 
 
-def strategy(name: str, process: Process) -> Strategy:
+def strategy(name: str, process: DecisionProcess) -> PolicyEntry:
     """Return the strategy that `name` spells; `process` gives U its steps unless the name has its own set.
 
     Raises:
@@ -50,11 +50,11 @@ def strategy(name: str, process: Process) -> Strategy:
             raise _unusable(name, f"{family} takes no parameter")
         own = _process(name, parameter, process)
         solution = solve(own)
-        return Strategy(name, _SOLVED[family](solution), own, solution)
+        return PolicyEntry(name, _SOLVED[family](solution), own, solution)
     if family in _PLAIN:
-        return Strategy(name, _PLAIN[family](name, parameter), process)
+        return PolicyEntry(name, _PLAIN[family](name, parameter), process)
     if parameter:
-        return Strategy(name, _own(family, parameter, process), process)
+        return PolicyEntry(name, _own(family, parameter, process), process)
     known = [spelling.partition("[")[0].partition(":")[0] for spelling in SPELLINGS]
     near = difflib.get_close_matches(family, known, n=1)
     hints = [f"did you mean {near[0]}?"] if near else []
@@ -64,7 +64,7 @@ def strategy(name: str, process: Process) -> Strategy:
     )
 
 
-def _process(name: str, parameter: str, process: Process) -> Process:
+def _process(name: str, parameter: str, process: DecisionProcess) -> DecisionProcess:
     if not parameter:
         return process
     if not parameter.startswith("mu="):
@@ -80,7 +80,7 @@ def _fixed(name: str, parameter: str) -> Policy:
 
 
 def _probe(name: str, parameter: str) -> Policy:
-    return Probe(_retrievals(name, parameter))
+    return AnswerProbe(_retrievals(name, parameter))
 
 
 def _retrievals(name: str, parameter: str) -> int:
@@ -106,7 +106,7 @@ def _no_retrieval(name: str, parameter: str) -> Policy:
     return Fixed(0)
 
 
-def _own(module: str, name: str, process: Process) -> Policy:
+def _own(module: str, name: str, process: DecisionProcess) -> Policy:
     policy: Policy = own_class("policy", f"{module}:{name}", "act")(process)
     return policy
 

@@ -38,7 +38,7 @@ def bootstrap(differences: Sequence[float], *, seed: int, resamples: int = RESAM
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Two policies on the same questions, the first less the second."""
 
     mean: float
@@ -52,7 +52,7 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def paired(first: Sequence[float], second: Sequence[float], *, seed: int) -> Difference:
+def paired(first: Sequence[float], second: Sequence[float], *, seed: int) -> PairedDifference:
     """Return the mean difference of pairs with its bootstrap interval."""
     differences = [one - other for one, other in zip(first, second, strict=True)]
-    return Difference(math.fsum(differences) / len(differences), *bootstrap(differences, seed=seed))
+    return PairedDifference(math.fsum(differences) / len(differences), *bootstrap(differences, seed=seed))

@@ -62,7 +62,7 @@ class NvLinkFigure(_Entry):
     """Wired on the board, or by a bridge that is bought for a pair of cards and may not be there."""
 
 
-class Gpu(_Entry):
+class GpuSpec(_Entry):
     """One model. Rates are dense, without structured sparsity, and accumulate in fp32, as training does."""
 
     key: str
@@ -101,14 +101,14 @@ class Gpu(_Entry):
         return None if self.memory_gib is None else int(self.memory_gib.value * GIB)
 
 
-class Catalog(_Entry):
+class GpuCatalog(_Entry):
     """All models by key, and what each source is."""
 
     sources: dict[str, str]
-    gpus: dict[str, Gpu]
+    gpus: dict[str, GpuSpec]
 
     @model_validator(mode="after")
-    def _sources_are_known(self) -> Catalog:
+    def _sources_are_known(self) -> GpuCatalog:
         for key, gpu in self.gpus.items():
             for name, figure in figures(gpu).items():
                 if figure.source not in self.sources:
@@ -116,7 +116,7 @@ class Catalog(_Entry):
         return self
 
     @model_validator(mode="after")
-    def _spellings_are_unique(self) -> Catalog:
+    def _spellings_are_unique(self) -> GpuCatalog:
         owner: dict[str, str] = {}
         for key, gpu in self.gpus.items():
             for spelling in {_squash(text) for text in (key, *gpu.aliases)}:
@@ -125,7 +125,7 @@ class Catalog(_Entry):
         return self
 
 
-def figures(gpu: Gpu) -> dict[str, Figure]:
+def figures(gpu: GpuSpec) -> dict[str, Figure]:
     """Every sourced number of one model by field name."""
     found = {name: value for name in type(gpu).model_fields if isinstance(value := getattr(gpu, name), Figure)}
     if gpu.nvlink is not None:
@@ -134,14 +134,14 @@ def figures(gpu: Gpu) -> dict[str, Figure]:
 
 
 @cache
-def catalog() -> Catalog:
+def catalog() -> GpuCatalog:
     """The bundled catalogue, validated once a process."""
     raw = json.loads((files("trainwright.hardware") / "catalog.json").read_text(encoding="utf-8"))
     gpus = {}
     for key, entry in raw["gpus"].items():
         source = entry.pop("source")
-        gpus[key] = Gpu.model_validate({"key": key, **entry}, context={"source": source})
-    return Catalog(sources=raw["sources"], gpus=gpus)
+        gpus[key] = GpuSpec.model_validate({"key": key, **entry}, context={"source": source})
+    return GpuCatalog(sources=raw["sources"], gpus=gpus)
 
 
 def identify(driver_name: str, memory_total_bytes: Reading[int]) -> str | None:
@@ -153,11 +153,11 @@ def identify(driver_name: str, memory_total_bytes: Reading[int]) -> str | None:
     return min(near)[1] if near else None
 
 
-def _memory_off(gpu: Gpu, memory_total_bytes: int) -> float:
+def _memory_off(gpu: GpuSpec, memory_total_bytes: int) -> float:
     return 0.0 if gpu.total_bytes is None else abs(memory_total_bytes / gpu.total_bytes - 1)
 
 
-def find(text: str) -> Gpu:
+def find(text: str) -> GpuSpec:
     """The model that a user names (`a100-80gb`, `RTX 3080 20GB`); raises UserError with the nearest names."""
     wanted = _squash(text)
     gpus = catalog().gpus.values()
@@ -175,7 +175,7 @@ def find(text: str) -> Gpu:
     raise UserError(f"no GPU `{text}` in the catalogue", hints=[*hints, f"known are: {', '.join(catalog().gpus)}"])
 
 
-def variants_of(text: str) -> tuple[Gpu, ...]:
+def variants_of(text: str) -> tuple[GpuSpec, ...]:
     """The models that a name can mean: the one with that key or alias, else all that are it with a size or form.
 
     `a100` means four, `a100_80gb` one, `10` none.

@@ -39,7 +39,7 @@ class Mig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class DeviceProcess:
     """One process that holds memory of a GPU; user and command are not available across a container's border."""
 
     pid: int
@@ -73,7 +73,7 @@ class Device:
     numa_node: Reading[int] = NOT_AVAILABLE
     nvlink: Reading[NvLink | None] = NOT_AVAILABLE
     mig: Mig | None = None
-    processes: Reading[tuple[Process, ...]] = NOT_AVAILABLE
+    processes: Reading[tuple[DeviceProcess, ...]] = NOT_AVAILABLE
     bf16_instructions: tuple[str, ...] = ()
     catalog_key: str | None = None
 
@@ -155,8 +155,8 @@ def parse_inventory(text: str) -> Inventory:
     problems: list[str] = []
     hints: list[str] = []
     host = Host()
-    first_node: list[tuple[catalog.Gpu, int | None]] = []
-    more_nodes: list[list[tuple[catalog.Gpu, int | None]]] = []
+    first_node: list[tuple[catalog.GpuSpec, int | None]] = []
+    more_nodes: list[list[tuple[catalog.GpuSpec, int | None]]] = []
     for part in (part.strip() for part in text.split(",")):
         if (memory := _HOST.match(part)) is not None:
             size = int(float(memory["gib"]) * GIB)
@@ -191,7 +191,7 @@ def written_devices(nodes: Sequence[Sequence[str]]) -> tuple[Device, ...]:
     return _written_devices([[(gpus[key], gpus[key].total_bytes) for key in keys] for keys in nodes])
 
 
-def _find_sized(text: str) -> tuple[catalog.Gpu, int | None]:
+def _find_sized(text: str) -> tuple[catalog.GpuSpec, int | None]:
     """A model and, for one that shares the host's memory (`m2-max-64gb`), the size of that memory in bytes."""
     sized = catalog.split_size(text)
     if sized is not None:
@@ -202,15 +202,15 @@ def _find_sized(text: str) -> tuple[catalog.Gpu, int | None]:
     return gpu, gpu.total_bytes
 
 
-def _written_devices(nodes: list[list[tuple[catalog.Gpu, int | None]]]) -> tuple[Device, ...]:
+def _written_devices(nodes: list[list[tuple[catalog.GpuSpec, int | None]]]) -> tuple[Device, ...]:
     return tuple(device for number, models in enumerate(nodes) for device in _written_node(number, models))
 
 
-def _written_node(node: int, models: list[tuple[catalog.Gpu, int | None]]) -> list[Device]:
+def _written_node(node: int, models: list[tuple[catalog.GpuSpec, int | None]]) -> list[Device]:
     return [_written_device(node, number, models) for number in range(len(models))]
 
 
-def _written_device(node: int, number: int, models: list[tuple[catalog.Gpu, int | None]]) -> Device:
+def _written_device(node: int, number: int, models: list[tuple[catalog.GpuSpec, int | None]]) -> Device:
     gpu, total_bytes = models[number]
     peers = tuple(other for other, (model, _) in enumerate(models) if model.key == gpu.key and other != number)
     wired = gpu.nvlink is not None and gpu.nvlink.form == "board" and bool(peers)

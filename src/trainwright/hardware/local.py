@@ -15,7 +15,7 @@ from trainwright.hardware.host import apple_gpu, processor, read_host
 from trainwright.hardware.inventory import Device, DeviceKind, Inventory
 from trainwright.hardware.nvml import NvmlGpu, NvmlUnavailableError, read_nvml
 from trainwright.hardware.reading import NOT_AVAILABLE
-from trainwright.hardware.visible import Gpu, visible_devices
+from trainwright.hardware.visible import VisibleGpu, visible_devices
 
 _NO_UTILITY: Final = (
     "the NVIDIA driver's GPUs are here, but not its management library: memory, load and links are not available. In a "
@@ -97,7 +97,8 @@ def _numbered_as_cuda(
         return (), ()
     value = environment.get("CUDA_VISIBLE_DEVICES")
     names = [
-        Gpu(_name(gpu.device), None if gpu.instances is None else tuple(map(_name, gpu.instances))) for gpu in gpus
+        VisibleGpu(_name(gpu.device), None if gpu.instances is None else tuple(map(_name, gpu.instances)))
+        for gpu in gpus
     ]
     visible = visible_devices(names, value)
     ordinals = {name: ordinal for ordinal, name in enumerate(visible.uuids)}

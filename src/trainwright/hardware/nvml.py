@@ -11,7 +11,7 @@ import psutil
 import pynvml
 
 from trainwright.hardware import catalog
-from trainwright.hardware.inventory import Device, Mig, NvLink, Process
+from trainwright.hardware.inventory import Device, DeviceProcess, Mig, NvLink
 from trainwright.hardware.reading import NOT_AVAILABLE, NotAvailable, Reading, printable
 
 # nvml.h, NVML_NVLINK_VERSION_*: a running number for 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0.
@@ -218,8 +218,8 @@ def _with_peers(device: Device, handles: dict[int | None, Any]) -> Device:
     return replace(device, nvlink=replace(device.nvlink, peers=peers))
 
 
-def _processes(handle: Any) -> Reading[tuple[Process, ...]]:
-    found: dict[int, Process] = {}
+def _processes(handle: Any) -> Reading[tuple[DeviceProcess, ...]]:
+    found: dict[int, DeviceProcess] = {}
     for newest, older in (
         (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2),
         (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2),
@@ -235,13 +235,13 @@ def _processes(handle: Any) -> Reading[tuple[Process, ...]]:
     return tuple(found.values())
 
 
-def _process(pid: int, memory_bytes: Reading[int]) -> Process:
+def _process(pid: int, memory_bytes: Reading[int]) -> DeviceProcess:
     try:
         process = psutil.Process(pid)
         user, command = process.username(), process.name()
     except (psutil.Error, KeyError):
-        return Process(pid=pid, user=NOT_AVAILABLE, command=NOT_AVAILABLE, memory_bytes=memory_bytes)
-    return Process(pid=pid, user=printable(user), command=printable(command), memory_bytes=memory_bytes)
+        return DeviceProcess(pid=pid, user=NOT_AVAILABLE, command=NOT_AVAILABLE, memory_bytes=memory_bytes)
+    return DeviceProcess(pid=pid, user=printable(user), command=printable(command), memory_bytes=memory_bytes)
 
 
 def _mig_notes(gpu: NvmlGpu) -> Iterator[str]:

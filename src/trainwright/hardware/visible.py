@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Gpu:
+class VisibleGpu:
     """What CUDA's numbering depends on: one GPU's UUID and those of its MIG instances, None when MIG is off."""
 
     uuid: str
@@ -27,7 +27,7 @@ class Visible:
     notes: tuple[str, ...] = ()
 
 
-def visible_devices(gpus: Sequence[Gpu], value: str | None) -> Visible:
+def visible_devices(gpus: Sequence[VisibleGpu], value: str | None) -> Visible:
     """Apply CUDA_VISIBLE_DEVICES (None: not set) to the GPUs of a machine, given in PCI order.
 
     Rules: CUDA C++ Programming Guide, "CUDA Environment Variables" (an invalid entry hides itself and all that follow;
@@ -53,11 +53,11 @@ def visible_devices(gpus: Sequence[Gpu], value: str | None) -> Visible:
     return _one_mig_instance(gpus, seen)
 
 
-def _names(gpu: Gpu) -> tuple[str, ...]:
+def _names(gpu: VisibleGpu) -> tuple[str, ...]:
     return (gpu.uuid,) if gpu.mig_uuids is None else gpu.mig_uuids
 
 
-def _find(gpus: Sequence[Gpu], entry: str, *, by_number: bool) -> str | None:
+def _find(gpus: Sequence[VisibleGpu], entry: str, *, by_number: bool) -> str | None:
     if by_number:
         # strtol, as CUDA and torch.cuda read it: `1abc` is 1, `abc` is no number.
         number = re.match(r"\+?(\d+)", entry)
@@ -72,7 +72,7 @@ def _find(gpus: Sequence[Gpu], entry: str, *, by_number: bool) -> str | None:
     return matching[0] if len(matching) == 1 else None
 
 
-def _one_mig_instance(gpus: Sequence[Gpu], seen: list[str]) -> Visible:
+def _one_mig_instance(gpus: Sequence[VisibleGpu], seen: list[str]) -> Visible:
     instances = {name for gpu in gpus for name in gpu.mig_uuids or ()}
     chosen = next((name for name in seen if name in instances), None)
     if chosen is None or len(seen) == 1:

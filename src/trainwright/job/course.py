@@ -36,7 +36,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Course:
+class BatchSchedule:
     """All batches of a run, from the number of samples and the schedule alone."""
 
     samples: int
@@ -46,7 +46,7 @@ class Course:
     max_steps: int | None
 
     @classmethod
-    def of(cls, train: TrainSection, *, samples: int) -> Course:
+    def of(cls, train: TrainSection, *, samples: int) -> BatchSchedule:
         """Return the course of a job's schedule over `samples` samples; UserError if there is not one step in it."""
         if steps_per_epoch(samples, train.global_batch_size, train.drop_last) == 0:
             raise UserError(

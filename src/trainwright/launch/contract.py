@@ -46,7 +46,7 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Difference:
+class FieldDifference:
     """One field that is not what the checkpoint was made under; `consent` is the key that `--allow` takes for it."""
 
     key: str
@@ -66,8 +66,8 @@ class Verdict:
     """
 
     level: Level
-    differences: tuple[Difference, ...]
-    refused: tuple[Difference, ...]
+    differences: tuple[FieldDifference, ...]
+    refused: tuple[FieldDifference, ...]
     uncompared: tuple[str, ...] = ()
 
 
@@ -169,11 +169,13 @@ def _inputs(prepared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return inputs | ({"model.tokenizer": dict(prepared["token_ids"])} if "token_ids" in prepared else {})
 
 
-def _compared_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[Difference], tuple[str, ...]]:
+def _compared_inputs(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[list[FieldDifference], tuple[str, ...]]:
     """Return what differs in the files of each key, and the keys that are known on one side only."""
     both = [key for key in now if isinstance(before.get(key), Mapping)]
     differences = [
-        Difference(f"{found.key} ({key})", found.before, found.now, key)
+        FieldDifference(f"{found.key} ({key})", found.before, found.now, key)
         for key in both
         for found in _differences(before[key], now[key], allowable=True)
     ]
@@ -187,12 +189,12 @@ def _by_key(key: str, value: Any) -> dict[str, Any]:
     return {path: leaf for name, inner in value.items() for path, leaf in _by_key(f"{key}.{name}", inner).items()}
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, allowable: bool) -> list[Difference]:
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, allowable: bool) -> list[FieldDifference]:
     # Through JSON, as the stored side went: a tuple there is a list.
     now = json.loads(json.dumps(now))
     keys = [*now, *(key for key in before if key not in now)]
     return [
-        Difference(key, before.get(key), now.get(key), key if allowable and key != PEAK else None)
+        FieldDifference(key, before.get(key), now.get(key), key if allowable and key != PEAK else None)
         for key in keys
         if before.get(key) != now.get(key)
     ]

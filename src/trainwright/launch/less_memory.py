@@ -22,7 +22,7 @@ LARGER_GPU = "h100"
 
 
 @dataclass(frozen=True)
-class Change:
+class LayoutChange:
     """The layout that follows one whose memory did not suffice; `choices` are the values that differ, with reasons."""
 
     layout: Layout
@@ -34,7 +34,7 @@ class Change:
         return [f"  {key} = {choice.value}  ({choice.reason})" for key, choice in self.choices.items()]
 
 
-def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None:
+def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> LayoutChange | None:
     """Return what to go on with, None where nothing is left that the job allows.
 
     The samples of a step and all that is learned from them stay the same: no whole gradients between micro-batches;
@@ -45,18 +45,20 @@ def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None
     if doing == "evaluation" and layout.eval_batch_size > 1:
         half = layout.eval_batch_size // 2
         reason = f"half of {layout.eval_batch_size}: {cause}"
-        return Change(dataclasses.replace(layout, eval_batch_size=half), {"eval.batch_size": Choice(half, reason)})
+        return LayoutChange(
+            dataclasses.replace(layout, eval_batch_size=half), {"eval.batch_size": Choice(half, reason)}
+        )
     keeps_whole = layout.gradient_accumulation_steps > 1 and not layout.sync_each_micro_batch
     if doing == "training" and may_sync and keeps_whole:
         reason = f"gradients are reduced at once instead of kept whole: {cause}"
         changed = dataclasses.replace(layout, sync_each_micro_batch=True)
-        return Change(changed, {"train.sync_each_micro_batch": Choice(True, reason)})
+        return LayoutChange(changed, {"train.sync_each_micro_batch": Choice(True, reason)})
     if doing == "training" and layout.micro_batch_size > 1:
         return _half_the_micro_batch(layout, cause, may_sync=may_sync)
     if doing == "training" and job.train.gradient_checkpointing == "auto" and not layout.gradient_checkpointing:
         reason = f"activations are computed twice instead of kept: {cause}"
         changed = dataclasses.replace(layout, gradient_checkpointing=True)
-        return Change(changed, {"train.gradient_checkpointing": Choice(True, reason)})
+        return LayoutChange(changed, {"train.gradient_checkpointing": Choice(True, reason)})
     sharing = _most_sparing(job, layout)
     if sharing is None:
         return None
@@ -68,10 +70,10 @@ def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> Change | None
         choices["resources.strategy"] = Choice(sharing.strategy, f"keeps the least on each rank: {cause}")
     if sharing.offload != layout.offload:
         choices["resources.offload"] = Choice(sharing.offload, f"kept in host memory: {cause}")
-    return Change(changed, choices)
+    return LayoutChange(changed, choices)
 
 
-def _half_the_micro_batch(layout: Layout, cause: str, *, may_sync: bool) -> Change:
+def _half_the_micro_batch(layout: Layout, cause: str, *, may_sync: bool) -> LayoutChange:
     micro = layout.micro_batch_size // 2
     changed = layout.with_micro_batch(micro)
     accumulation = changed.gradient_accumulation_steps
@@ -84,7 +86,7 @@ def _half_the_micro_batch(layout: Layout, cause: str, *, may_sync: bool) -> Chan
     if may_sync and not changed.sync_each_micro_batch:
         changed = dataclasses.replace(changed, sync_each_micro_batch=True)
         choices["train.sync_each_micro_batch"] = Choice(True, f"no gradients are kept whole: {cause}")
-    return Change(changed, choices)
+    return LayoutChange(changed, choices)
 
 
 def _most_sparing(job: Job, layout: Layout) -> Sharing | None:
@@ -101,7 +103,7 @@ def _sparing(way: Sharing) -> tuple[int, int]:
     return SIMPLEST_FIRST.index(way.strategy), OFFLOADS.index(way.offload)
 
 
-def remember(folder: RunFolder, attempt: int, before: Layout, change: Change) -> None:
+def remember(folder: RunFolder, attempt: int, before: Layout, change: LayoutChange) -> None:
     """Write a change down, so that a later start of the run begins with it."""
     append(
         folder.events_jsonl,
@@ -115,20 +117,20 @@ def remember(folder: RunFolder, attempt: int, before: Layout, change: Change) ->
     )
 
 
-def as_remembered(folder: RunFolder, layout: Layout) -> Change:
+def as_remembered(folder: RunFolder, layout: Layout) -> LayoutChange:
     """Return what this run has learned of a layout: the one that followed it, or itself where it has not failed."""
     followed = {}
     for event in read(folder.events_jsonl):
         if event.get("event") == LESS_MEMORY:
             choices = {key: Choice(**choice) for key, choice in event["choices"].items()}
-            followed[Layout.from_json(event["before"])] = Change(Layout.from_json(event["after"]), choices)
-    change = Change(layout, {})
+            followed[Layout.from_json(event["before"])] = LayoutChange(Layout.from_json(event["after"]), choices)
+    change = LayoutChange(layout, {})
     while (after := followed.pop(change.layout, None)) is not None:
-        change = Change(after.layout, change.choices | after.choices)
+        change = LayoutChange(after.layout, change.choices | after.choices)
     return change
 
 
-def changed_plan(plan: Mapping[str, Any], change: Change) -> dict[str, Any]:
+def changed_plan(plan: Mapping[str, Any], change: LayoutChange) -> dict[str, Any]:
     """Return what plan.json holds with a change in it; its estimate was one of another layout."""
     if not change.choices:
         return dict(plan)

@@ -23,7 +23,7 @@ from trainwright.plan.tuned import stored_answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PlanFlags:
     """The flags of the command."""
 
     gpus: str | None = None
@@ -34,7 +34,7 @@ class Asked:
     trace: bool = False
 
 
-def plan_job(loaded: LoadedJob, asked: Asked) -> tuple[Job, Plan, Amount]:
+def plan_job(loaded: LoadedJob, asked: PlanFlags) -> tuple[Job, Plan, Amount]:
     """Return the job with its global batch settled, the plan, and how much data it was made for.
 
     Raises:
@@ -79,7 +79,7 @@ def samples_in(job: Job) -> int | None:
     return rows if job.data.eval_path is not None else rows - round(rows * job.data.eval_split)
 
 
-def _inventory(job: Job, asked: Asked) -> Inventory:
+def _inventory(job: Job, asked: PlanFlags) -> Inventory:
     if asked.inventory is not None:
         return stored_inventory(asked.inventory)
     return asked_inventory(asked.gpus, job.resources.device)

@@ -16,7 +16,7 @@ from trainwright.estimate.figures import Memory
 from trainwright.estimate.measured_runs import record_run, stored_runs
 from trainwright.estimate.request import Request
 from trainwright.estimate.traced import traced_memory
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.inventory import Device, Host, Inventory
 from trainwright.hardware.local import local_inventory
 from trainwright.hardware.reading import GIB, NotAvailable
@@ -213,7 +213,7 @@ def plan_on(
     return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))
 
 
-def _traced_aloud(request: Request, gpu: Gpu | None) -> Memory:
+def _traced_aloud(request: Request, gpu: GpuSpec | None) -> Memory:
     """Trace a step, and say so: it takes seconds in which nothing else is heard."""
     tell("By estimate the step nearly fills the GPU: tracing it before the ranks start (some seconds)")
     return traced_memory(request, gpu)

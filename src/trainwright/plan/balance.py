@@ -49,7 +49,7 @@ def shares_by_speed(
     # Where ranks wait for each other in every pass, each pass has to be shared by speed, not only the step.
     micro = [math.ceil(share / steps) for share in samples] if collective else at_once
     parts = [
-        Part(share, size, steps if collective else _passes(share, size))
+        RankShare(share, size, steps if collective else _passes(share, size))
         for share, size in zip(samples, micro, strict=True)
     ]
     return Shares(
@@ -74,7 +74,7 @@ def best_equal_parts(
 
 
 @dataclass(frozen=True)
-class Part:
+class RankShare:
     """A rank's samples of a step, and in how many passes of how many at most it computes them."""
 
     samples: int
@@ -102,7 +102,7 @@ def _largest(device: Device, most: int, fits: Fits) -> int:
     return low
 
 
-def _step(anatomy: Anatomy, request: Request, devices: tuple[Device, ...], parts: Sequence[Part]) -> StepTime:
+def _step(anatomy: Anatomy, request: Request, devices: tuple[Device, ...], parts: Sequence[RankShare]) -> StepTime:
     """Return the time of a step in which each rank has a part of its own: that of the slowest."""
     times = {part: _alike(anatomy, request, devices, part) for part in set(parts)}
     ranks_s = tuple(times[part].ranks_s[rank] for rank, part in enumerate(parts))
@@ -112,7 +112,7 @@ def _step(anatomy: Anatomy, request: Request, devices: tuple[Device, ...], parts
     return _longer(base, (base.step_s + max(ranks_s) - ranks_s[weakest]) / base.step_s, ranks_s)
 
 
-def _alike(anatomy: Anatomy, request: Request, devices: tuple[Device, ...], part: Part) -> StepTime:
+def _alike(anatomy: Anatomy, request: Request, devices: tuple[Device, ...], part: RankShare) -> StepTime:
     """Return the time of a step in which all ranks had this part; passes that are not full take as much less."""
     asked = dataclasses.replace(request, micro_batch_size=part.at_once, gradient_accumulation_steps=part.passes)
     time = step_time(anatomy, asked, devices)

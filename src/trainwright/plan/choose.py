@@ -32,7 +32,7 @@ from trainwright.plan.requirements import (
     require_base_for_adapters,
     require_optimizer_fits,
 )
-from trainwright.plan.search import Candidate, Goal, Question, search, weakest_precision
+from trainwright.plan.search import Candidate, Goal, SearchRequest, search, weakest_precision
 from trainwright.plan.traced_rule import traced_by_rule
 from trainwright.plan.tuned import Tuned, answer_for, setting_of
 
@@ -208,7 +208,7 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
     sets = _sets(job, devices, wish)
     if kind != "cuda" or isinstance(model, NoEstimate):
         return _without_search(job, written, sets[-1], wish, sized(job, model))
-    question = Question(
+    question = SearchRequest(
         job=job,
         given=written,
         model=model,
@@ -301,7 +301,7 @@ def _taken(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish)
 
 
 def _nothing_fits(
-    question: Question, sets: Sequence[tuple[Device, ...]], goal: Goal, ranked: Sequence[Candidate]
+    question: SearchRequest, sets: Sequence[tuple[Device, ...]], goal: Goal, ranked: Sequence[Candidate]
 ) -> UserError:
     tried = _best_of_each_way(ranked)
     found = remedies(question, sets, goal)

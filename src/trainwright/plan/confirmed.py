@@ -15,12 +15,12 @@ from trainwright.estimate.calibration import Basis
 from trainwright.estimate.closed import replayed
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.reading import GIB
 from trainwright.plan.estimates import Cards, why_too_big
 from trainwright.plan.layout import Layout
-from trainwright.plan.options import Batch
-from trainwright.plan.search import Candidate, Goal, Question, Way, estimated, fullest, in_order
+from trainwright.plan.options import BatchSplit
+from trainwright.plan.search import Candidate, DeviceSharing, Goal, SearchRequest, estimated, fullest, in_order
 
 MOST_TRACED = 6
 """A trace takes seconds; layouts that come after so many are no longer near the best."""
@@ -35,12 +35,12 @@ MICRO_STEPS = 2
 class Tracing:
     """How steps are traced, and from which share of a GPU on a layout is."""
 
-    memory: Callable[[Request, Gpu | None], Memory]
+    memory: Callable[[Request, GpuSpec | None], Memory]
     from_share: float = 0.0
 
 
 def confirmed(
-    question: Question,
+    question: SearchRequest,
     ranked: Sequence[Candidate],
     take: Callable[[Sequence[Candidate]], Candidate],
     goal: Goal,
@@ -76,7 +76,7 @@ def told(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _replayed(question: Question, candidate: Candidate) -> Candidate:
+def _replayed(question: SearchRequest, candidate: Candidate) -> Candidate:
     """Return the candidate with the memory of a replayed step; of unequal parts that of the rank with the least room.
 
     Its time stays. An evaluation batch that turns out to be too big is made smaller, where nobody asked for it.
@@ -87,8 +87,8 @@ def _replayed(question: Question, candidate: Candidate) -> Candidate:
         closer = dataclasses.replace(closer, host=first.host)
         found = dataclasses.replace(candidate, why_not=why_too_big(closer.peak_bytes, closer.capacity))
     else:
-        size = Batch(layout.micro_batch_size, layout.gradient_accumulation_steps)
-        found = estimated(question, Way.of(candidate), size, replayed)
+        size = BatchSplit(layout.micro_batch_size, layout.gradient_accumulation_steps)
+        found = estimated(question, DeviceSharing.of(candidate), size, replayed)
         closer = found.estimate
     estimate = dataclasses.replace(
         first,

@@ -152,7 +152,7 @@ class Cards:
     """What the devices of a layout have in common: the least memory among them, and the most ranks on one node."""
 
     capacity: Capacity | None
-    tightest: catalog.Gpu | None
+    tightest: catalog.GpuSpec | None
     ranks_on_node: int
 
     @staticmethod

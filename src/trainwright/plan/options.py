@@ -32,7 +32,7 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSplit:
     """Micro-batch and accumulation of a global batch on some ranks."""
 
     micro_batch_size: int
@@ -103,7 +103,7 @@ def global_batch(job: Job, given: frozenset[str], ranks: int) -> int:
     return train.global_batch_size
 
 
-def batches(job: Job, total: int, ranks: int) -> list[Batch]:
+def batches(job: Job, total: int, ranks: int) -> list[BatchSplit]:
     """Return the ways to make a global batch of `total` on `ranks`, the largest micro-batch first."""
     train = job.train
     share = math.ceil(total / ranks)
@@ -117,11 +117,11 @@ def batches(job: Job, total: int, ranks: int) -> list[Batch]:
     for micro in micro_sizes:
         steps = math.ceil(total / (micro * ranks))
         accumulation = train.gradient_accumulation_steps
-        found.append(Batch(micro, steps if accumulation == "auto" else accumulation))
+        found.append(BatchSplit(micro, steps if accumulation == "auto" else accumulation))
     return found
 
 
-def reductions(job: Job, strategy: str, sizes: Sequence[Batch]) -> list[tuple[bool, list[Batch]]]:
+def reductions(job: Job, strategy: str, sizes: Sequence[BatchSplit]) -> list[tuple[bool, list[BatchSplit]]]:
     """Return whether gradients are reduced in every micro-batch (True) or once a step, with the batches to try so.
 
     FSDP2 has the choice, where a step has several micro-batches. A step of a single one carries no gradients, and so

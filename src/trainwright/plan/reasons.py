@@ -11,12 +11,12 @@ from trainwright.hardware.reading import GIB
 from trainwright.plan.by_rule import total_choice
 from trainwright.plan.layout import Layout
 from trainwright.plan.options import OFFLOADS, SIMPLEST_FIRST
-from trainwright.plan.search import EVAL_FACTOR, SAME_TIME, Candidate, Question, weakest_precision
+from trainwright.plan.search import EVAL_FACTOR, SAME_TIME, Candidate, SearchRequest, weakest_precision
 
 Choices = dict[str, Choice[Any]]
 
 
-def reasons(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) -> Choices:
+def reasons(question: SearchRequest, chosen: Candidate, ranked: Sequence[Candidate]) -> Choices:
     """Return every choice of a candidate with its reason."""
     job, layout = question.job, chosen.layout
     precision = weakest_precision(job, chosen.devices)
@@ -36,7 +36,7 @@ def reasons(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) 
     }
 
 
-def _allocator(question: Question) -> Choices:
+def _allocator(question: SearchRequest) -> Choices:
     if question.expanding_by is None:
         return {}
     reason = "set in this environment: what the allocator holds besides is estimated so"
@@ -70,7 +70,7 @@ def devices_text(devices: Sequence[Device]) -> str:
     return " + ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def _ranks(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) -> Choice[int]:
+def _ranks(question: SearchRequest, chosen: Candidate, ranked: Sequence[Candidate]) -> Choice[int]:
     count = len(chosen.devices)
     others = _best_by(ranked, lambda candidate: candidate.devices, chosen)
     if question.job.resources.ranks != "auto" or not others:
@@ -83,7 +83,7 @@ def _ranks(question: Question, chosen: Candidate, ranked: Sequence[Candidate]) -
     return Choice(count, f"one process a GPU on {device_text(chosen)}" + (f"; {'; '.join(told)}" if told else ""))
 
 
-def _strategy(question: Question, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[str]:
+def _strategy(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[str]:
     layout = chosen.layout
     if question.job.resources.strategy != "auto":
         return Choice(layout.strategy, "given")
@@ -101,7 +101,7 @@ def _strategy(question: Question, chosen: Candidate, same_devices: Sequence[Cand
     return Choice(layout.strategy, f"{used}; {'; '.join(told)}" if told else used)
 
 
-def _micro_batch(question: Question, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[int]:
+def _micro_batch(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[int]:
     layout, train = chosen.layout, question.job.train
     micro = layout.micro_batch_size
     if train.micro_batch_size != "auto":
@@ -117,7 +117,7 @@ def _micro_batch(question: Question, chosen: Candidate, same_devices: Sequence[C
     return Choice(micro, f"the largest that fits and divides the batch: {_use(chosen)}")
 
 
-def _accumulation(question: Question, chosen: Candidate) -> Choice[int]:
+def _accumulation(question: SearchRequest, chosen: Candidate) -> Choice[int]:
     layout = chosen.layout
     steps = layout.gradient_accumulation_steps
     if question.job.train.gradient_accumulation_steps != "auto":
@@ -127,7 +127,7 @@ def _accumulation(question: Question, chosen: Candidate) -> Choice[int]:
     return Choice(steps, f"{layout.global_batch_size} samples / ({layout.micro_batch_size} x {layout.ranks} ranks)")
 
 
-def _checkpointing(question: Question, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[bool]:
+def _checkpointing(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[bool]:
     layout = chosen.layout
     on = layout.gradient_checkpointing
     if question.job.train.gradient_checkpointing != "auto":
@@ -145,7 +145,7 @@ def _checkpointing(question: Question, chosen: Candidate, same_devices: Sequence
     return Choice(on, f"without it: {told[0]}" if told else "as fast as without it, with less memory")
 
 
-def _reductions(question: Question, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choices:
+def _reductions(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choices:
     """Return whether each micro-batch reduces its gradients, where that is a choice."""
     layout, job = chosen.layout, question.job
     if layout.strategy != "fsdp2" or layout.gradient_accumulation_steps == 1:
@@ -181,7 +181,7 @@ def _balance(chosen: Candidate) -> Choices:
     return {"resources.balance": Choice(shares, f"samples of a step by speed: {gain:.2f} x as fast as equal parts")}
 
 
-def _evaluation(question: Question, chosen: Candidate) -> Choice[int]:
+def _evaluation(question: SearchRequest, chosen: Candidate) -> Choice[int]:
     size, micro = chosen.layout.eval_batch_size, chosen.layout.micro_batch_size
     if question.job.eval.batch_size != "auto":
         return Choice(size, "given")

@@ -16,7 +16,7 @@ from trainwright.job.schema import Job
 from trainwright.plan.capacity import capacity_of
 from trainwright.plan.confirmed import confirmed
 from trainwright.plan.reasons import at_once, sharing_text
-from trainwright.plan.search import Candidate, Goal, Question, search
+from trainwright.plan.search import Candidate, Goal, SearchRequest, search
 
 SHORTEST_LENGTH = 128
 DeviceSets = Sequence[tuple[Device, ...]]
@@ -38,12 +38,12 @@ class Remedy:
         return f"{self.change}: {estimate.peak_bytes / GIB:.1f}{there} GiB with {with_what}{how}"
 
 
-def remedies(question: Question, device_sets: DeviceSets, goal: Goal, count: int = 3) -> list[Remedy]:
+def remedies(question: SearchRequest, device_sets: DeviceSets, goal: Goal, count: int = 3) -> list[Remedy]:
     """Return the first `count` changes under which something fits, the least intrusive first."""
     return list(islice(_all(question, device_sets, goal), count))
 
 
-def _all(question: Question, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
+def _all(question: SearchRequest, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
     for change, overrides, job in _changes_of_the_run(question.job):
         found = _fits(dataclasses.replace(question, job=job), device_sets, goal)
         if found is not None:
@@ -112,7 +112,7 @@ def _sparing(job: Job) -> Job:
     return _with(job, "train", changes)
 
 
-def _shorter(question: Question, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
+def _shorter(question: SearchRequest, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
     length = question.job.data.max_length // 2
     while length >= SHORTEST_LENGTH:
         job = _with(question.job, "data", {"max_length": length})
@@ -123,7 +123,7 @@ def _shorter(question: Question, device_sets: DeviceSets, goal: Goal) -> Iterato
         length //= 2
 
 
-def _other_cards(question: Question, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
+def _other_cards(question: SearchRequest, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
     """As many of a larger model, the smallest that does; then more GPUs of the same model."""
     most = max(device_sets, key=len)
     sizes = [there.total_bytes for device in most if (there := capacity_of(device)) is not None]
@@ -158,7 +158,7 @@ def _larger_cards(than_bytes: int) -> list[tuple[str, int]]:
     return [(key, size * GIB) for size, key in sorted(smallest.items())]
 
 
-def _fits(question: Question, device_sets: DeviceSets, goal: Goal) -> Candidate | None:
+def _fits(question: SearchRequest, device_sets: DeviceSets, goal: Goal) -> Candidate | None:
     try:
         found = search(question, device_sets, goal)
     except UserError:  # the change contradicts something else in the job

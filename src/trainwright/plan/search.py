@@ -15,7 +15,7 @@ from trainwright.estimate.figures import Memory
 from trainwright.estimate.host import host_memory
 from trainwright.estimate.measured_runs import Kind, gpu_model, kind_of
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.inventory import Device, Host
 from trainwright.hardware.precision import PrecisionChoice, choose_precision
 from trainwright.hardware.selection import cuda_environment
@@ -38,7 +38,7 @@ from trainwright.plan.model import PlannedModel
 from trainwright.plan.options import (
     OFFLOADS,
     SIMPLEST_FIRST,
-    Batch,
+    BatchSplit,
     Sharing,
     batches,
     global_batch,
@@ -79,12 +79,12 @@ class Candidate:
     trace: str | None = None
 
 
-Measure = Callable[[Anatomy, Request, Gpu | None], Memory]
+Measure = Callable[[Anatomy, Request, GpuSpec | None], Memory]
 """How memory is estimated: quickly, or by a replay."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class DeviceSharing:
     """One way to share the work on certain devices, whatever the micro-batch."""
 
     devices: tuple[Device, ...]
@@ -94,9 +94,9 @@ class Way:
     request: Request
 
     @staticmethod
-    def of(candidate: Candidate) -> Way:
+    def of(candidate: Candidate) -> DeviceSharing:
         """That of a candidate."""
-        return Way(
+        return DeviceSharing(
             devices=candidate.devices,
             cards=Cards.of(candidate.devices),
             kind=candidate.kind,
@@ -106,7 +106,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SearchRequest:
     """What is asked of a search: the job and which of its keys were given, its model, the host, how much data.
 
     `calibration` holds what earlier runs on this machine measured.
@@ -128,7 +128,7 @@ def weakest_precision(job: Job, devices: Sequence[Device]) -> PrecisionChoice:
     return min(choices, key=lambda choice: ("fp32", "fp16", "bf16").index(choice.value))
 
 
-def search(question: Question, device_sets: Iterable[tuple[Device, ...]], goal: Goal) -> list[Candidate]:
+def search(question: SearchRequest, device_sets: Iterable[tuple[Device, ...]], goal: Goal) -> list[Candidate]:
     """Return a candidate for every way to share the work on every set of devices, best first, those that fail last."""
     found = [candidate for devices in device_sets for candidate in _on(question, devices)]
     return in_order(found, goal)
@@ -139,7 +139,7 @@ def in_order(candidates: Iterable[Candidate], goal: Goal) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: _order(candidate, goal))
 
 
-def _on(question: Question, devices: tuple[Device, ...]) -> Iterator[Candidate]:
+def _on(question: SearchRequest, devices: tuple[Device, ...]) -> Iterator[Candidate]:
     job, kind, ranks = question.job, devices[0].kind, len(devices)
     total = global_batch(job, question.given, ranks)
     if ranks > total:
@@ -153,11 +153,11 @@ def _on(question: Question, devices: tuple[Device, ...]) -> Iterator[Candidate]:
 
 
 def _layout(
-    question: Question,
+    question: SearchRequest,
     devices: tuple[Device, ...],
     sharing: Sharing,
     total: int,
-    first: Batch,
+    first: BatchSplit,
     *,
     checkpointing: bool,
     each: bool,
@@ -186,9 +186,11 @@ def visible_devices(devices: Sequence[Device]) -> str | None:
     return cuda_environment([device for device in devices if device.node == devices[0].node])["CUDA_VISIBLE_DEVICES"]
 
 
-def _batches(question: Question, devices: tuple[Device, ...], base: Layout, sizes: list[Batch]) -> Iterator[Candidate]:
+def _batches(
+    question: SearchRequest, devices: tuple[Device, ...], base: Layout, sizes: list[BatchSplit]
+) -> Iterator[Candidate]:
     """Time the largest micro-batches that fit, and one that might; where none does, say what the smallest needs."""
-    way = Way(
+    way = DeviceSharing(
         devices=devices,
         cards=Cards.of(devices),
         kind=kind_of(
@@ -233,7 +235,7 @@ def _in_doubt(too_big: Candidate) -> bool:
     return too_big.estimate.host is None and share is not None and share <= (1 - MARGIN) * (1 + DOUBT)
 
 
-def estimated(question: Question, way: Way, size: Batch, measure: Measure = memory) -> Candidate:
+def estimated(question: SearchRequest, way: DeviceSharing, size: BatchSplit, measure: Measure = memory) -> Candidate:
     """Return the candidate with this micro-batch and the largest evaluation batch that fits beside it, not timed."""
     job = question.job
     micro, accumulation = size.micro_batch_size, size.gradient_accumulation_steps
@@ -263,7 +265,7 @@ def estimated(question: Question, way: Way, size: Batch, measure: Measure = memo
     return found
 
 
-def _with_memory(question: Question, way: Way, measure: Measure) -> Candidate:
+def _with_memory(question: SearchRequest, way: DeviceSharing, measure: Measure) -> Candidate:
     anatomy, cards, request = question.model.anatomy, way.cards, way.request
     first = measure(anatomy, request, cards.tightest)
     step, basis = question.calibration.memory(first, way.kind)
@@ -278,7 +280,7 @@ def _with_memory(question: Question, way: Way, measure: Measure) -> Candidate:
     )
 
 
-def _timed(question: Question, candidate: Candidate) -> Candidate:
+def _timed(question: SearchRequest, candidate: Candidate) -> Candidate:
     estimate = with_time(
         candidate.estimate,
         question.job,
@@ -292,7 +294,7 @@ def _timed(question: Question, candidate: Candidate) -> Candidate:
     return _balanced(question, dataclasses.replace(candidate, estimate=estimate))
 
 
-def _balanced(question: Question, candidate: Candidate) -> Candidate:
+def _balanced(question: SearchRequest, candidate: Candidate) -> Candidate:
     """Return the candidate with parts by the GPUs' speeds, where that is faster and nobody asked for other parts."""
     job, layout, request, equal = question.job, candidate.layout, candidate.request, candidate.estimate.time
     given = (job.train.micro_batch_size, job.train.gradient_accumulation_steps)
@@ -347,7 +349,7 @@ def _may_balance(job: Job) -> bool:
 
 
 def fullest(
-    question: Question, candidate: Candidate, rank_micro_batch_sizes: Sequence[int], measure: Measure = memory
+    question: SearchRequest, candidate: Candidate, rank_micro_batch_sizes: Sequence[int], measure: Measure = memory
 ) -> Estimate:
     """Return the memory of the rank that has the least room left, where each has a micro-batch of its own."""
     pairs = dict.fromkeys(zip(candidate.devices, rank_micro_batch_sizes, strict=True))
@@ -357,7 +359,7 @@ def fullest(
 
 
 def _memory_on(
-    question: Question, candidate: Candidate, device: Device, micro: int, measure: Measure = memory
+    question: SearchRequest, candidate: Candidate, device: Device, micro: int, measure: Measure = memory
 ) -> Estimate:
     """Return the memory of a rank on one GPU with a micro-batch of its own."""
     card = Cards.of((device,))

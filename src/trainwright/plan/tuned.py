@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class MeasuredMicroBatch:
     """One micro-batch as it was measured: the most memory of a rank, and the seconds of a whole optimizer step.
 
     None where it is not known: a script says nothing of its memory on a CPU, and need not say anything of its pace.
@@ -78,7 +78,7 @@ class Tuned:
     date: str
     setting: Setting
     global_batch_size: int
-    points: tuple[Point, ...]
+    points: tuple[MeasuredMicroBatch, ...]
     levels: Mapping[str, int]
     level: str
     too_large: int | None
@@ -93,7 +93,7 @@ class Tuned:
         return self.levels[self.level]
 
     @property
-    def fastest(self) -> Point | None:
+    def fastest(self) -> MeasuredMicroBatch | None:
         """The micro-batch with the shortest step, None where no time is known."""
         timed = [point for point in self.points if point.step_s is not None]
         return min(timed, key=lambda point: point.step_s or math.inf, default=None)
@@ -216,7 +216,7 @@ def _understood(lines: Iterator[dict[str, Any]]) -> Iterator[Tuned]:
                 **line
                 | {
                     "setting": Setting(**setting | {"kind": Kind(**setting["kind"])}),
-                    "points": tuple(Point(**point) for point in line["points"]),
+                    "points": tuple(MeasuredMicroBatch(**point) for point in line["points"]),
                 }
             )
             sizes = [point.micro_batch_size for point in found.points]

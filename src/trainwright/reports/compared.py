@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from trainwright.reports.samples import Samples
+from trainwright.reports.samples import SystemCurves
 from trainwright.reports.steps import Steps
 from trainwright.runs.values import mapping, number, text, whole
 
@@ -49,7 +49,7 @@ def compare(
     plan: Mapping[str, Any],
     events: Sequence[Mapping[str, Any]],
     steps: Steps,
-    samples: Samples,
+    samples: SystemCurves,
     *,
     ran_s: float | None,
     finished: bool,
@@ -91,7 +91,7 @@ def measured_of_ranks(events: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[
 
 
 def _memory_of_ranks(
-    estimate: Mapping[str, Any], measured: Mapping[int, Mapping[str, Any]], samples: Samples
+    estimate: Mapping[str, Any], measured: Mapping[int, Mapping[str, Any]], samples: SystemCurves
 ) -> Iterator[Compared]:
     memory, kind = mapping(estimate, "memory"), text(estimate, "memory_kind") or "estimate"
     parts = mapping(mapping(estimate, "host"), "rank_parts_bytes")
@@ -139,7 +139,7 @@ def _memory_of_ranks(
             )
 
 
-def _sampled(samples: Samples, rank: int) -> dict[str, float | None]:
+def _sampled(samples: SystemCurves, rank: int) -> dict[str, float | None]:
     """Return the highest that the samples saw of a rank; a peak between two samples is not among them."""
     seen, gpu = samples.ranks.get(rank), samples.gpu_of(rank)
     return {

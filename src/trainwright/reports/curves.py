@@ -11,7 +11,7 @@ MOST_STRETCHES: Final = 480
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CurveBucket:
     """Some values that follow each other, at `x` in their middle; a single one is its own lowest, mean and highest."""
 
     x: float
@@ -25,7 +25,7 @@ class Series:
     """One line of a plot: its stretches, and the first and the last value themselves."""
 
     name: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[CurveBucket, ...]
     first: float
     last: float
 
@@ -95,7 +95,8 @@ class Curve:
         if not self._open:
             return None
         stretches = tuple(
-            Stretch((part.begin + part.end) / 2, part.low, part.total / part.count, part.high) for part in self._open
+            CurveBucket((part.begin + part.end) / 2, part.low, part.total / part.count, part.high)
+            for part in self._open
         )
         return Series(name, stretches, self._open[0].first, self._open[-1].last)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.reports.curves import Series, Stretch
+from trainwright.reports.curves import CurveBucket, Series
 from trainwright.reports.plots import Plot
 
 WIDTH: Final = 640
@@ -121,7 +121,7 @@ def _strips(
     all_series: Sequence[Series], x_of: Callable[[float], float], place: Callable[[float], str], unit: str
 ) -> Iterator[Strip]:
     width = (WIDTH - LEFT - RIGHT) / PLACES
-    by_strip: list[list[tuple[str, Stretch]]] = [[] for _ in range(PLACES)]
+    by_strip: list[list[tuple[str, CurveBucket]]] = [[] for _ in range(PLACES)]
     for series in all_series:
         for stretch in series.stretches:
             index = min(PLACES - 1, int((x_of(stretch.x) - LEFT) / width))
@@ -135,7 +135,7 @@ def _strips(
             yield Strip(round(LEFT + index * width, 1), round(width, 1), f"{' to '.join(where)}: {'; '.join(told)}")
 
 
-def _told(name: str, stretches: Sequence[Stretch], unit: str) -> str:
+def _told(name: str, stretches: Sequence[CurveBucket], unit: str) -> str:
     low, high = min(stretch.low for stretch in stretches), max(stretch.high for stretch in stretches)
     values = figure(low) if figure(low) == figure(high) else f"{figure(low)} to {figure(high)}"
     return f"{name} {values}{unit and ' ' + unit}"

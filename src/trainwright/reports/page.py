@@ -20,7 +20,7 @@ from trainwright.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Tick
 from trainwright.reports.incidents import Incident
 from trainwright.reports.plots import Plot
 from trainwright.reports.run_report import RunReport
-from trainwright.reports.side_by_side import CLAIM, Column, Comparison, comparisons
+from trainwright.reports.side_by_side import CLAIM, Column, ComparisonTable, comparisons
 from trainwright.reports.spelling import spelled
 from trainwright.watch import spell
 
@@ -52,7 +52,7 @@ _BAR: Final = 22
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """A stretch of a rank's time."""
 
     x: float
@@ -177,7 +177,7 @@ def _sections(sections_s: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
             width = (WIDTH - LEFT - RIGHT) * spent.get(name, 0.0) / longest_s
             share = f"{100 * spent.get(name, 0.0) / whole_s:.1f} %"
             told = f"rank {rank}, {name}: {spelled('s', spent.get(name))}, {share}"
-            bars.append(Bar(round(x, 1), row * _BAR + 2, round(width, 1), color % 10, told))
+            bars.append(TimelineBar(round(x, 1), row * _BAR + 2, round(width, 1), color % 10, told))
             x += width
         labels.append(Tick(row * _BAR + 15, f"rank {rank}"))
         shares = [f"{spelled('s', spent.get(name))}, {100 * spent.get(name, 0.0) / whole_s:.0f} %" for name in names]
@@ -202,7 +202,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
     }
 
 
-def _spelled(comparison: Comparison) -> Comparison:
+def _spelled(comparison: ComparisonTable) -> ComparisonTable:
     rows = [
         tuple(spelled(column.kind, value) for column, value in zip(comparison.columns, row, strict=True))
         for row in comparison.rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from trainwright.reports.curves import Curve, Series
-from trainwright.reports.samples import ALL, Samples
+from trainwright.reports.samples import ALL, SystemCurves
 from trainwright.reports.steps import Steps
 
 Axis = Literal["step", "time"]
@@ -49,7 +49,7 @@ class Plot:
         }
 
 
-def plots_of(steps: Steps, samples: Samples) -> Iterator[Plot]:
+def plots_of(steps: Steps, samples: SystemCurves) -> Iterator[Plot]:
     """Yield the plots of a run for which there is anything to draw."""
     for name, title, unit, labels in _BY_STEP:
         yield from _plot(name, title, unit, "step", [(label, steps.curves[key]) for key, label in labels.items()])
@@ -64,7 +64,7 @@ def _plot(name: str, title: str, unit: str, axis: Axis, lines: Sequence[tuple[st
         yield Plot(name=name, title=title, unit=unit, axis=axis, series=series)
 
 
-def _label(of: str, samples: Samples) -> str:
+def _label(of: str, samples: SystemCurves) -> str:
     """Return what a line is called: a node is named where there are several."""
     if of == ALL:
         return "all"

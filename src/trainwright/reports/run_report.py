@@ -12,7 +12,7 @@ from trainwright.reports.attempts import Attempt, read_attempts, worked_s
 from trainwright.reports.compared import Compared, compare
 from trainwright.reports.incidents import Incident, alarms, incidents
 from trainwright.reports.plots import Plot, plots_of
-from trainwright.reports.samples import Samples, read_samples
+from trainwright.reports.samples import SystemCurves, read_samples
 from trainwright.reports.steps import Steps, read_steps
 from trainwright.reports.summary import Documents, Summary, summary_of
 from trainwright.runs import records
@@ -32,7 +32,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class RunFigures:
     """What a run measured, for a comparison with others; None is not available."""
 
     median_step_s: float | None
@@ -64,7 +64,7 @@ class RunReport:
     """What a guide claims for this job."""
     not_estimated: str | None
     compared: tuple[Compared, ...]
-    measured: Measured
+    measured: RunFigures
     sections_s: Mapping[int, Mapping[str, float]]
     """Seconds of each rank in each section, over all attempts."""
     plots: tuple[Plot, ...]
@@ -126,11 +126,11 @@ def read_report(folder: RunFolder) -> RunReport:
     )
 
 
-def _measured(plan: Mapping[str, Any], steps: Steps, samples: Samples) -> Measured:
+def _measured(plan: Mapping[str, Any], steps: Steps, samples: SystemCurves) -> RunFigures:
     step_s, batch = steps.median_step_s, whole(mapping(plan, "layout"), "global_batch_size")
     fullest = max(samples.gpus.values(), default=None, key=lambda gpu: gpu.peak_bytes or 0)
     resident = [seen.resident_peak_bytes for seen in samples.ranks.values() if seen.resident_peak_bytes is not None]
-    return Measured(
+    return RunFigures(
         median_step_s=step_s,
         tokens_per_s=steps.tokens_per_s,
         samples_per_s=batch / step_s if batch and step_s else None,
@@ -177,7 +177,7 @@ def _finding(folder: RunFolder, summary: Summary) -> Finding | None:
 
 
 def _missing(
-    folder: RunFolder, steps: Steps, samples: Samples, attempts: list[Attempt], happened: int
+    folder: RunFolder, steps: Steps, samples: SystemCurves, attempts: list[Attempt], happened: int
 ) -> Iterator[str]:
     if text(document(folder.run_json, []), "run_id") is None:
         yield "run.json names no run: the folder's checkpoints cannot be told from another run's"

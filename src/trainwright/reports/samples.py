@@ -65,7 +65,7 @@ Places = dict[tuple[str, int], GpuSeen]
 
 
 @dataclass
-class Samples:
+class SystemCurves:
     """What the samplers of all nodes saw. Curves are by figure and by what they are of.
 
     `own_gpus` are the UUIDs of the GPUs that the run was on: others are left out, as other programs use them. None:
@@ -176,20 +176,20 @@ class Samples:
         return next((gpu for gpu in self.gpus.values() if uuid is not None and gpu.uuid == uuid), None)
 
 
-def read_samples(folder: RunFolder, passed_over: records.PassedOver | None = None) -> Samples:
+def read_samples(folder: RunFolder, passed_over: records.PassedOver | None = None) -> SystemCurves:
     """Read the samples of all nodes, and what each rank said last."""
     files = [_timed(records.read(path, passed_over)) for path in sorted(folder.path.glob("system*.jsonl"))]
     return _of(folder, heapq.merge(*files, key=lambda timed: timed[0]))
 
 
-def first_and_last(folder: RunFolder) -> Samples:
+def first_and_last(folder: RunFolder) -> SystemCurves:
     """Read the first and the last sample of the first node, and what each rank said last."""
     return _of(folder, _timed(evenly(folder.system_jsonl, 2)))
 
 
-def _of(folder: RunFolder, timed: Iterable[tuple[float, Mapping[str, Any]]]) -> Samples:
+def _of(folder: RunFolder, timed: Iterable[tuple[float, Mapping[str, Any]]]) -> SystemCurves:
     said = read_ranks(folder, None)
-    samples = Samples(own_gpus=_own_gpus(folder, [rank.gpu_uuid for rank in said]))
+    samples = SystemCurves(own_gpus=_own_gpus(folder, [rank.gpu_uuid for rank in said]))
     for time_s, sample in timed:
         samples.add(sample, time_s)
     for rank in said:

@@ -27,7 +27,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparisonTable:
     """A table of runs; a value of None is not available."""
 
     name: str
@@ -76,7 +76,7 @@ _PACE: Final = (
 _TIME: Final = _summary("duration_s", "time", "duration", MEASURED)
 
 
-def comparisons(reports: Sequence[RunReport]) -> Iterator[Comparison]:
+def comparisons(reports: Sequence[RunReport]) -> Iterator[ComparisonTable]:
     """Yield the tables; none for a run alone."""
     if len(reports) < 2:
         return
@@ -112,7 +112,7 @@ def comparisons(reports: Sequence[RunReport]) -> Iterator[Comparison]:
         yield from _by_strategy(group)
 
 
-def _by_gpus(group: Sequence[RunReport]) -> Iterator[Comparison]:
+def _by_gpus(group: Sequence[RunReport]) -> Iterator[ComparisonTable]:
     """Yield throughput, speed-up and efficiency over the fewest GPUs, beside the guide's claims (S1-28, S1-29)."""
     group = sorted(group, key=lambda report: whole(report.layout, "ranks") or 0)
     counts = [whole(report.layout, "ranks") for report in group]
@@ -166,7 +166,7 @@ def _by_gpus(group: Sequence[RunReport]) -> Iterator[Comparison]:
     )
 
 
-def _by_batch(group: Sequence[RunReport]) -> Iterator[Comparison]:
+def _by_batch(group: Sequence[RunReport]) -> Iterator[ComparisonTable]:
     """Yield memory, use, throughput and time by batch size, beside what a guide claims for the job (S2-24 to S2-28)."""
     group = sorted(group, key=_batch_sizes)
     if len(set(map(_batch_sizes, group))) < 2:
@@ -196,7 +196,7 @@ def _by_batch(group: Sequence[RunReport]) -> Iterator[Comparison]:
     )
 
 
-def _by_strategy(group: Sequence[RunReport]) -> Iterator[Comparison]:
+def _by_strategy(group: Sequence[RunReport]) -> Iterator[ComparisonTable]:
     """Yield memory and pace by strategy."""
     if len({text(report.layout, "strategy") for report in group}) < 2:
         return
@@ -218,9 +218,9 @@ def _by_strategy(group: Sequence[RunReport]) -> Iterator[Comparison]:
     )
 
 
-def _table(name: str, title: str, note: str, cells: Iterable[Cell], reports: Iterable[RunReport]) -> Comparison:
+def _table(name: str, title: str, note: str, cells: Iterable[Cell], reports: Iterable[RunReport]) -> ComparisonTable:
     cells = list(cells)
-    return Comparison(
+    return ComparisonTable(
         name=name,
         title=title,
         note=note,

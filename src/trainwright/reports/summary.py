@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from trainwright.errors import ExitCode
 from trainwright.reports.attempts import Attempt, read_attempts, worked_s
-from trainwright.reports.samples import Samples, first_and_last
+from trainwright.reports.samples import SystemCurves, first_and_last
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import may_be_held
@@ -92,7 +92,7 @@ def summary_of(
     documents: Documents,
     events: Sequence[Mapping[str, Any]],
     attempts: Sequence[Attempt],
-    samples: Samples,
+    samples: SystemCurves,
     last: Mapping[str, Any],
 ) -> Summary:
     """Return how a run stands; of the samples the first and the last suffice. `last` is its newest record of a step."""

@@ -20,7 +20,7 @@ from trainwright.runs.writing import write_text_atomic
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """A run by its identity, and the folder where it was seen last."""
 
     run_id: str
@@ -32,11 +32,11 @@ class Place:
         return place_of(Path(self.path)) == self
 
 
-def place_of(path: Path) -> Place | None:
+def place_of(path: Path) -> RunLocation | None:
     """Return the run in a folder, None where there is none that can be read."""
     try:
         folder = RunFolder(path)
-        return Place(folder.run_id, str(folder.path))
+        return RunLocation(folder.run_id, str(folder.path))
     except (UserError, OSError):
         return None
 
@@ -49,7 +49,7 @@ def index_file() -> Path:
 def add(folder: RunFolder) -> str | None:
     """Note where a run is, once; return None, or why it could not be noted, which is no reason to end a run."""
     try:
-        place = Place(folder.run_id, str(folder.path))
+        place = RunLocation(folder.run_id, str(folder.path))
         if place not in known():
             index_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             records.append(index_file(), asdict(place))
@@ -58,23 +58,23 @@ def add(folder: RunFolder) -> str | None:
     return None
 
 
-def known() -> list[Place]:
+def known() -> list[RunLocation]:
     """Return the runs of the index, of one folder or one run its last entry, oldest first.
 
     A run that was moved stays under its old folder too until it is seen in the new one.
     """
-    by_path: dict[str, Place] = {}
+    by_path: dict[str, RunLocation] = {}
     for record in records.read(index_file()):
         run_id, path = record.get("run_id"), record.get("path")
         if isinstance(run_id, str) and isinstance(path, str):
             by_path.pop(path, None)
-            by_path[path] = Place(run_id, path)
+            by_path[path] = RunLocation(run_id, path)
     places = list(by_path.values())
     later = {place.run_id: place for place in places}
     return [place for place in places if later[place.run_id] == place or place.is_there]
 
 
-def rebuild(roots: Iterable[Path]) -> list[Place]:
+def rebuild(roots: Iterable[Path]) -> list[RunLocation]:
     """Make the index again from the run folders at or under `roots`, and return what was found there.
 
     Runs that it knows elsewhere stay in it.
@@ -88,7 +88,7 @@ def rebuild(roots: Iterable[Path]) -> list[Place]:
     return found
 
 
-def _under(root: Path) -> Iterator[Place]:
+def _under(root: Path) -> Iterator[RunLocation]:
     """Yield the runs in a folder and its subfolders; links are not followed, and no run lies in another."""
     for parent, folders, files in os.walk(root):
         place = place_of(Path(parent)) if "run.json" in files else None

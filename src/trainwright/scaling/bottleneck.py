@@ -40,7 +40,7 @@ class Bottleneck:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCount:
     """A count as it ran: ranks, batch and devices, and where the time went."""
 
     layout: Layout
@@ -66,7 +66,7 @@ class Measured:
         }
 
 
-def bottleneck(found: Measured, base: Measured, mode: Mode) -> Bottleneck:
+def bottleneck(found: MeasuredCount, base: MeasuredCount, mode: Mode) -> Bottleneck:
     """Return what holds `found` back against `base`, the smallest count that was measured, which may be the same."""
     parts, before = found.parts_s(), base.parts_s()
     if not parts or not before:
@@ -95,7 +95,7 @@ def bottleneck(found: Measured, base: Measured, mode: Mode) -> Bottleneck:
     return Bottleneck(kind, f"{figures}; {why}")
 
 
-def _slower_passes(found: Measured, base: Measured, mode: Mode) -> tuple[Kind, str]:
+def _slower_passes(found: MeasuredCount, base: MeasuredCount, mode: Mode) -> tuple[Kind, str]:
     """Return why passes take longer than their share, where the figures tell it."""
     layout, cores = found.layout, found.trial.cores
     if cores is not None and cores.is_full:

@@ -8,7 +8,7 @@ SAID_OF = "claims are the multi-GPU guide's, for its own job on one node, 4 samp
 
 
 @dataclass(frozen=True)
-class Claim:
+class SpeedupClaim:
     """A speed-up over one GPU, and the per cent that are lost, each as a range."""
 
     speed_up: tuple[float, float]
@@ -19,9 +19,9 @@ class Claim:
 
 
 CLAIMS = {
-    1: Claim((1.0, 1.0), (0, 0)),
-    2: Claim((1.8, 1.9), (5, 10)),
-    4: Claim((3.5, 3.8), (5, 12)),
-    8: Claim((6.5, 7.0), (12, 18)),
+    1: SpeedupClaim((1.0, 1.0), (0, 0)),
+    2: SpeedupClaim((1.8, 1.9), (5, 10)),
+    4: SpeedupClaim((3.5, 3.8), (5, 12)),
+    8: SpeedupClaim((6.5, 7.0), (12, 18)),
 }
 """By number of GPUs. Of the speed-ups follow 5-10, 5-12.5 and 12.5-18.75 % (S1-29): the guide cuts the rest off."""

@@ -14,7 +14,7 @@ from trainwright.scaling.trial import Trial
 
 
 @dataclass(frozen=True)
-class Spread:
+class MiddleHalf:
     """The middle half of some figures, and their median."""
 
     low: float
@@ -22,15 +22,15 @@ class Spread:
     high: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread:
+    def of(values: Sequence[float]) -> MiddleHalf:
         """Return the quartiles; of one figure, that figure."""
         if len(values) == 1:
-            return Spread(values[0], values[0], values[0])
-        return Spread(*quantiles(values, n=4, method="inclusive"))
+            return MiddleHalf(values[0], values[0], values[0])
+        return MiddleHalf(*quantiles(values, n=4, method="inclusive"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ScalingPoint:
     """What `count` ranks measured in one mode; `estimate_s` is our prediction for a step of the same layout."""
 
     count: int
@@ -39,20 +39,20 @@ class Point:
     estimate_s: float | None = None
 
     @property
-    def step_s(self) -> Spread:
+    def step_s(self) -> MiddleHalf:
         """Seconds of an optimizer step."""
-        return Spread.of(self.trial.step_s)
+        return MiddleHalf.of(self.trial.step_s)
 
     @property
-    def samples_s(self) -> Spread:
+    def samples_s(self) -> MiddleHalf:
         """Samples a second; the slow quarter of steps gives the low end."""
         step = self.step_s
-        return Spread(*(self.global_batch_size / seconds for seconds in (step.high, step.median, step.low)))
+        return MiddleHalf(*(self.global_batch_size / seconds for seconds in (step.high, step.median, step.low)))
 
     @property
-    def tokens_s(self) -> Spread:
+    def tokens_s(self) -> MiddleHalf:
         """Tokens a second, without padding."""
-        return Spread.of(self.trial.tokens_per_s)
+        return MiddleHalf.of(self.trial.tokens_per_s)
 
     @property
     def estimated_samples_s(self) -> float | None:
@@ -68,9 +68,9 @@ class Growth:
     steps. `estimated` is the same of the estimates.
     """
 
-    point: Point
+    point: ScalingPoint
     base: int
-    worth: Spread
+    worth: MiddleHalf
     estimated: float | None
 
     @property
@@ -94,7 +94,7 @@ class Growth:
         return 100 - self.efficiency_pct
 
 
-def growth(points: Sequence[Point]) -> list[Growth]:
+def growth(points: Sequence[ScalingPoint]) -> list[Growth]:
     """Return each point of one mode, ascending, against the first."""
     found = []
     for point in points:
@@ -104,6 +104,6 @@ def growth(points: Sequence[Point]) -> list[Growth]:
         if first.estimated_samples_s is not None and point.estimated_samples_s is not None:
             estimated = point.estimated_samples_s / first.estimated_samples_s * first.count
         pace = point.samples_s
-        worth = Spread(pace.low / unit, pace.median / unit, pace.high / unit)
+        worth = MiddleHalf(pace.low / unit, pace.median / unit, pace.high / unit)
         found.append(Growth(point=point, base=first.count, worth=worth, estimated=estimated))
     return found

@@ -10,9 +10,9 @@ from trainwright.hardware.reading import printable
 from trainwright.launch.hangs.places import STEP_SECTIONS
 from trainwright.scaling.bottleneck import Bottleneck
 from trainwright.scaling.cases import Case, Mode
-from trainwright.scaling.claims import CLAIMS, SAID_OF, Claim
+from trainwright.scaling.claims import CLAIMS, SAID_OF, SpeedupClaim
 from trainwright.scaling.figures import Growth
-from trainwright.scaling.running import Curve, Scaling, Tried
+from trainwright.scaling.running import Scaling, ScalingCurve, Tried
 from trainwright.scaling.trial import WARM_UP_STEPS, Trial
 from trainwright.watch.tables import Table
 
@@ -53,12 +53,12 @@ def to_json(found: Scaling) -> dict[str, Any]:
     }
 
 
-def claim_beside(grown: Growth) -> Claim | None:
+def claim_beside(grown: Growth) -> SpeedupClaim | None:
     """Return the guide's claim for a count, which is against one GPU: None where the measured one is not."""
     return CLAIMS.get(grown.point.count) if grown.base == 1 else None
 
 
-def _curve(found: Scaling, curve: Curve) -> Iterator[str]:
+def _curve(found: Scaling, curve: ScalingCurve) -> Iterator[str]:
     noun, named = f"{found.there.noun}s", found.there.named
     yield KEPT[curve.mode].capitalize()
     for heading, columns, rows in _tables(found, curve):
@@ -76,7 +76,7 @@ def _curve(found: Scaling, curve: Curve) -> Iterator[str]:
 Row = tuple[str, ...]
 
 
-def _tables(found: Scaling, curve: Curve) -> Iterator[tuple[str, Row, list[Row]]]:
+def _tables(found: Scaling, curve: ScalingCurve) -> Iterator[tuple[str, Row, list[Row]]]:
     """Yield (heading, columns, rows) of those that have rows, each narrow enough for a terminal of 80 columns."""
     tables: tuple[tuple[str, Row, list[Row]], ...] = (
         ("", _MEASURED, [_measured(found, curve.mode, grown) for grown in curve.grown]),
@@ -130,7 +130,7 @@ def _case(found: Scaling, mode: Mode, count: int) -> Case:
     return next(case for case in cases if case.count == count and mode in case.modes)
 
 
-def _sections(curve: Curve) -> list[Row]:
+def _sections(curve: ScalingCurve) -> list[Row]:
     rows = []
     for grown in curve.grown:
         means = _mean_sections_s(grown.point.trial)
@@ -192,7 +192,7 @@ def _run_as_data(one: Tried) -> dict[str, Any]:
     return data | {"measured": measured, "why_not": None}
 
 
-def _curve_as_data(curve: Curve) -> dict[str, Any]:
+def _curve_as_data(curve: ScalingCurve) -> dict[str, Any]:
     points = [_point_as_data(grown, held) for grown, held in zip(curve.grown, curve.bottlenecks, strict=True)]
     chosen = curve.recommended
     return {

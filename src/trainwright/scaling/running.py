@@ -16,10 +16,10 @@ from trainwright.launch.showing import tell
 from trainwright.launch.supervision import StopAsked
 from trainwright.plan.requirements import require_runnable
 from trainwright.runs.folder import RunFolder
-from trainwright.scaling.bottleneck import Bottleneck, Measured, bottleneck
+from trainwright.scaling.bottleneck import Bottleneck, MeasuredCount, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
 from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
-from trainwright.scaling.figures import Growth, Point, growth
+from trainwright.scaling.figures import Growth, ScalingPoint, growth
 from trainwright.scaling.recommendation import LEAST_GAIN_PCT, recommended
 from trainwright.scaling.trial import Failed, Trial, try_out
 
@@ -28,7 +28,7 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ScalingFlags:
     """The flags of the command; `counts` as it is written, `1,2,4,8`, None for the usual ones."""
 
     counts: str | None
@@ -47,7 +47,7 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class ScalingCurve:
     """One mode: each count that was measured, why others were not, and what follows; bottlenecks go with `grown`."""
 
     mode: Mode
@@ -63,12 +63,12 @@ class Scaling:
 
     job: str
     there: There
-    asked: Asked
+    asked: ScalingFlags
     tried: tuple[Tried, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[ScalingCurve, ...]
 
 
-def scale(loaded: LoadedJob, asked: Asked, place: Path) -> Scaling:
+def scale(loaded: LoadedJob, asked: ScalingFlags, place: Path) -> Scaling:
     """Measure every count in short runs of the job, in a run folder of their own in `place`.
 
     Raises:
@@ -102,15 +102,15 @@ def scale(loaded: LoadedJob, asked: Asked, place: Path) -> Scaling:
     return Scaling(job=job.name, there=there, asked=asked, tried=tuple(tried), curves=curves)
 
 
-def curve(mode: Mode, tried: Sequence[Tried], least_gain_pct: float, there: There) -> Curve:
+def curve(mode: Mode, tried: Sequence[Tried], least_gain_pct: float, there: There) -> ScalingCurve:
     """Put together what was found in one mode."""
     of_mode = [one for one in tried if mode in one.case.modes]
     found = [
         (one.case, one.outcome) for one in of_mode if isinstance(one.case, Case) and isinstance(one.outcome, Trial)
     ]
     grown = growth([_point(case, trial) for case, trial in found])
-    measured = [Measured(case.plan.layout, trial) for case, trial in found]
-    return Curve(
+    measured = [MeasuredCount(case.plan.layout, trial) for case, trial in found]
+    return ScalingCurve(
         mode=mode,
         grown=tuple(grown),
         bottlenecks=tuple(bottleneck(one, measured[0], mode) for one in measured),
@@ -119,7 +119,7 @@ def curve(mode: Mode, tried: Sequence[Tried], least_gain_pct: float, there: Ther
     )
 
 
-def _tried(folder: RunFolder, case: Case | Refused, there: There, asked: Asked, stop: StopAsked) -> Tried:
+def _tried(folder: RunFolder, case: Case | Refused, there: There, asked: ScalingFlags, stop: StopAsked) -> Tried:
     title = f"{there.named(case.count)}, {' and '.join(case.modes)} scaling"
     if isinstance(case, Refused):
         tell(f"{title}: {case.why}")
@@ -131,9 +131,9 @@ def _tried(folder: RunFolder, case: Case | Refused, there: There, asked: Asked, 
     return Tried(case, outcome)
 
 
-def _point(case: Case, trial: Trial) -> Point:
+def _point(case: Case, trial: Trial) -> ScalingPoint:
     estimate = case.plan.estimate
-    return Point(
+    return ScalingPoint(
         count=case.count,
         global_batch_size=case.plan.layout.global_batch_size,
         trial=trial,

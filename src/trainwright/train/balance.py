@@ -25,7 +25,7 @@ WATCH_EVERY_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Change:
+class SplitChange:
     """Another split, the seconds that each rank takes for a token, and how many times as fast a step becomes.
 
     `steady`: every period says so. Where it is not, another program may be in the way, and time will tell.
@@ -79,7 +79,7 @@ class Balance:
             self._periods.append(self._seconds / self._tokens)
             self._started_s, self._seconds, self._tokens = time.monotonic(), 0.0, 0
 
-    def look(self, step: int, *, saving: bool) -> Change | None:
+    def look(self, step: int, *, saving: bool) -> SplitChange | None:
         """Take a faster split where there is one and now is the time; every rank calls it after every step.
 
         `saving`: a checkpoint follows.
@@ -98,7 +98,7 @@ class Balance:
         return change
 
 
-def better(split: Split, token_s: Sequence[Sequence[float]]) -> Change | None:
+def better(split: Split, token_s: Sequence[Sequence[float]]) -> SplitChange | None:
     """Return a split that is faster by LEAST_GAIN, None where there is none.
 
     `token_s` has the seconds for a token, by rank and period.
@@ -110,7 +110,7 @@ def better(split: Split, token_s: Sequence[Sequence[float]]) -> Change | None:
     )
     if gain < LEAST_GAIN:
         return None
-    return Change(split, replace(split, weights=weights), tuple(typical), gain, steady=min(gains) >= LEAST_GAIN)
+    return SplitChange(split, replace(split, weights=weights), tuple(typical), gain, steady=min(gains) >= LEAST_GAIN)
 
 
 def _step_s(weights: Sequence[int], token_s: Sequence[float]) -> float:

@@ -90,7 +90,7 @@ def memory_gib(device: torch.device) -> float:
     return resident_bytes() / 2**30
 
 
-class Pace:
+class StepPace:
     """How long steps take lately, for the estimate of the time left."""
 
     def __init__(self) -> None:

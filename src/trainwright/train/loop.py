@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.course import Batch, Course, Position
+from trainwright.job.course import Batch, BatchSchedule, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.train.assignment import Assignment
 from trainwright.train.balance import Balance
-from trainwright.train.console import Pace, StepLine, memory_gib, say
+from trainwright.train.console import StepLine, StepPace, memory_gib, say
 from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.data.order import epoch_order
 from trainwright.train.evaluation import evaluate, rehearse
@@ -54,7 +54,7 @@ class StepLoop:
     strategy: Strategy
     train_data: TokenDataset
     eval_data: TokenDataset | None
-    course: Course
+    course: BatchSchedule
     curve: LearningRate
     contract: dict[str, Any]
     tracking: Tracking | None
@@ -74,7 +74,7 @@ class StepLoop:
                 memory ran out.
         """
         feed = Feed(self.train_data, self.task, self.ranks.device)
-        pace = Pace()
+        pace = StepPace()
         saved_step = began_at = self.position.step
         try:
             if self.eval_due and self._evaluate(self.position) is None:
@@ -103,7 +103,7 @@ class StepLoop:
         assert saved_step == self.position.step, (saved_step, self.position)
         return True
 
-    def step(self, batch: Batch, feed: Feed, pace: Pace) -> bool:
+    def step(self, batch: Batch, feed: Feed, pace: StepPace) -> bool:
         """Do one optimizer step; return whether any rank was asked to stop."""
         began_s = time.perf_counter()
         self.sections.enter("data")
@@ -234,7 +234,7 @@ class StepLoop:
         return path
 
     def _report(
-        self, batch: Batch, loss: float, grad_norm: float, lr: float, step_s: float, tokens: int, pace: Pace
+        self, batch: Batch, loss: float, grad_norm: float, lr: float, step_s: float, tokens: int, pace: StepPace
     ) -> None:
         if self.tracking is None:
             return

@@ -13,7 +13,7 @@ import torch
 from trainwright.train.measuring import resident_bytes
 
 
-class Peak(Protocol):
+class RankPeak(Protocol):
     """What a rank needs of its device; `capacity_bytes` is what it may have."""
 
     capacity_bytes: int
@@ -68,5 +68,5 @@ class HostPeak:
         return resident_bytes()
 
 
-PEAKS: dict[str, Callable[[torch.device, int], Peak]] = {"cuda": GpuPeak, "cpu": HostPeak, "mps": HostPeak}
+PEAKS: dict[str, Callable[[torch.device, int], RankPeak]] = {"cuda": GpuPeak, "cpu": HostPeak, "mps": HostPeak}
 """How it is counted, by kind of device."""

@@ -20,7 +20,7 @@ import torch
 from trainwright.job.course import Batch, Position
 from trainwright.runs.records import append
 from trainwright.train.balance import Balance
-from trainwright.train.console import Pace, say
+from trainwright.train.console import StepPace, say
 from trainwright.train.cutting.dealing import longest_first, typical
 from trainwright.train.cutting.split import Split
 from trainwright.train.data.order import epoch_order
@@ -28,7 +28,7 @@ from trainwright.train.evaluation import rehearse
 from trainwright.train.feeding import Feed, Samples
 from trainwright.train.loop import StepLoop
 from trainwright.train.memory import RunningOut
-from trainwright.train.peaks import PEAKS, Peak
+from trainwright.train.peaks import PEAKS, RankPeak
 from trainwright.train.saving import ADAPTER_STEM, OPTIMIZER_STEM, weights_stem
 from trainwright.train.tensors import ShardWriter
 
@@ -49,10 +49,10 @@ def probe(loop: StepLoop, wanted: Mapping[str, Any]) -> None:
     Raises:
         OutOfMemoryError: the memory of this rank did not suffice.
     """
-    Probe(loop, wanted).run()
+    RankProbe(loop, wanted).run()
 
 
-class Probe:
+class RankProbe:
     """One rank's part of a probe."""
 
     def __init__(self, loop: StepLoop, wanted: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class Probe:
         assignment, self._device = loop.assignment, loop.ranks.device
         self._world_size = assignment.world_size
         self._lines: Path = loop.folder.attempt_dir(assignment.attempt) / f"rank_{assignment.rank}.probe.jsonl"
-        self._peak: Peak = PEAKS[self._device.type](self._device, wanted["host_bytes"])
+        self._peak: RankPeak = PEAKS[self._device.type](self._device, wanted["host_bytes"])
         self._needed: dict[int, int] = {}
         """Bytes by micro-batch; where some take turns, their memory is that of the first."""
         self._longest = longest_first(loop.train_data.lengths)
@@ -163,7 +163,7 @@ class Probe:
         loop, before = self._loop, self._loop.position
         loop.order = (0, samples)
         after = Position(before.step + 1, 0, 0, before.samples_seen + len(samples))
-        loop.step(Batch(0, 0, len(samples), before, after), self._feed, Pace())
+        loop.step(Batch(0, 0, len(samples), before, after), self._feed, StepPace())
         loop.position = after
 
     def _evaluate(self, size: int) -> None:

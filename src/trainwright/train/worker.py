@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.course import Course
+from trainwright.job.course import BatchSchedule
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
@@ -109,7 +109,7 @@ def _train(
     task = load_task(job, tokenizer)
     train_data = TokenDataset(Path(prepared["train"]["cache"]))
     eval_data = TokenDataset(Path(prepared["eval"]["cache"])) if prepared["eval"] else None
-    course = Course.of(job.train, samples=len(train_data))
+    course = BatchSchedule.of(job.train, samples=len(train_data))
     learning_rate = plan["learning_rate"]
     curve = LearningRate.of(job.train, peak=learning_rate, total_samples=course.total_samples)
 

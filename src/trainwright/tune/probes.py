@@ -22,7 +22,7 @@ from trainwright.plan.search import EVAL_FACTOR
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
 from trainwright.runs.writing import write_json_atomic
-from trainwright.tune.search import Outcome, Rung
+from trainwright.tune.search import ProbeOutcome, Rung
 
 TIMED_STEPS = 3
 MOST_PASSES = 16
@@ -33,7 +33,7 @@ LOOK_AT_HOST_EVERY_S = 0.5
 class Probes(Protocol):
     """Runs one probe after the other."""
 
-    def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> Outcome:
+    def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> ProbeOutcome:
         """Try micro-batches, one after the other, and then evaluation batches.
 
         Raises:
@@ -42,7 +42,7 @@ class Probes(Protocol):
 
 
 @dataclass(frozen=True)
-class Watch:
+class ProbeWatch:
     """What ends a probe from outside: the user, its time, and the memory of the host."""
 
     stop: StopAsked
@@ -88,7 +88,7 @@ class WorkerProbes:
     """Probes of a job with the built-in trainer; `folder` is a temporary one, and the job's run is in it."""
 
     def __init__(
-        self, folder: RunFolder, job: Job, plan: Plan, watch: Watch, *, start_ranks: StartRanks = start_here
+        self, folder: RunFolder, job: Job, plan: Plan, watch: ProbeWatch, *, start_ranks: StartRanks = start_here
     ) -> None:
         self._folder, self._job, self._plan, self._watch = folder, job, plan, watch
         self._start_ranks = start_ranks
@@ -102,7 +102,7 @@ class WorkerProbes:
         if code is not ExitCode.DONE:
             raise UserError("the data could not be prepared, as it says above", exit_code=code)
 
-    def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> Outcome:
+    def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> ProbeOutcome:
         """Climb the micro-batches in a fresh process group."""
         even = dataclasses.replace(self._plan.layout, rank_samples=(), rank_micro_batch_sizes=())
         layout = even.with_micro_batch(sizes[-1])
@@ -138,7 +138,7 @@ class WorkerProbes:
             "host_bytes": max(0, left - self._watch.host_free_bytes) // layout.ranks,
         }
 
-    def _found(self, layout: Layout, attempt: int, timed_samples: int) -> Outcome:
+    def _found(self, layout: Layout, attempt: int, timed_samples: int) -> ProbeOutcome:
         """Return what all ranks went through: the most memory of any, and the time of the slowest."""
         ranks = [self._lines(attempt, rank) for rank in range(layout.ranks)]
         measured = [[line for line in lines if line["what"] == "measured"] for lines in ranks]
@@ -164,15 +164,15 @@ class WorkerProbes:
                 )
             )
         evaluated = [{line["batch_size"] for line in lines if line["what"] == "evaluated"} for lines in ranks]
-        return Outcome(
+        return ProbeOutcome(
             rungs=tuple(rungs),
             evaluated=tuple(sorted(set.intersection(*evaluated))),
             steps=steps + (1 if rungs else 0),
         )
 
     def _failed(
-        self, found: Outcome, cause: Failure, attempt: int, sizes: Sequence[int], killed_by_kernel: bool
-    ) -> Outcome:
+        self, found: ProbeOutcome, cause: Failure, attempt: int, sizes: Sequence[int], killed_by_kernel: bool
+    ) -> ProbeOutcome:
         at = self._under_way(attempt, [cause.rank], sizes)
         if cause.out_of_memory_in == "training":
             return dataclasses.replace(found, too_large=at, why=cause.text)

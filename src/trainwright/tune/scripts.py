@@ -24,8 +24,8 @@ from trainwright.plan.choose import Plan
 from trainwright.plan.search import EVAL_FACTOR
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
-from trainwright.tune.probes import HOST_MEMORY, Watch
-from trainwright.tune.search import Outcome, Rung
+from trainwright.tune.probes import HOST_MEMORY, ProbeWatch
+from trainwright.tune.search import ProbeOutcome, Rung
 
 ENOUGH_STEPS = 20
 """A script that has done so many steps has met its memory (S2-37)."""
@@ -51,13 +51,13 @@ class ScriptProbes:
 
     longest: int | None = None
 
-    def __init__(self, place: Path, job: Job, plan: Plan, watch: Watch) -> None:
+    def __init__(self, place: Path, job: Job, plan: Plan, watch: ProbeWatch) -> None:
         require_told(job)
         self._place, self._job, self._plan, self._watch = place, job, plan, watch
         self._number = 0
         self._shows_steps = False
 
-    def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> Outcome:
+    def run(self, sizes: Sequence[int], evaluations: Sequence[int]) -> ProbeOutcome:
         """Run the script with one micro-batch; its evaluation is part of it, if it makes one in that time."""
         (size,) = sizes
         self._number += 1
@@ -81,21 +81,21 @@ class ScriptProbes:
             capacity_bytes=gpus.capacity_bytes,
             pass_s=median(known) / layout.gradient_accumulation_steps if (known := [s for s in steps_s if s]) else None,
         )
-        ran = Outcome(rungs=(rung,), steps=len(steps_s))
+        ran = ProbeOutcome(rungs=(rung,), steps=len(steps_s))
         if ended_by is not None:
             if ended_by.startswith(HOST_MEMORY):
-                return Outcome(too_large=size, why=ended_by, steps=len(steps_s))
+                return ProbeOutcome(too_large=size, why=ended_by, steps=len(steps_s))
             if steps_s or not self._shows_steps:
                 tell(f"  {ended_by}, and its memory sufficed until then")
                 return ran
-            return Outcome(lost_at=size, why=f"it showed no step, and {ended_by}")
+            return ProbeOutcome(lost_at=size, why=f"it showed no step, and {ended_by}")
         if len(steps_s) >= ENOUGH_STEPS or processes.exit_codes() == [0]:
             return ran
         cause = cause_of(processes.failures(folder.attempt_dir(attempt)))
         if cause.out_of_memory_in is not None:
-            return Outcome(too_large=size, why=cause.text, steps=len(steps_s))
+            return ProbeOutcome(too_large=size, why=cause.text, steps=len(steps_s))
         if cause.killed:
-            return Outcome(lost_at=size, why=cause.describe())
+            return ProbeOutcome(lost_at=size, why=cause.describe())
         raise UserError(f"a probe failed: {cause.describe()}", exit_code=ExitCode.FAILED)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.plan.search import SAME_TIME
-from trainwright.plan.tuned import Point
+from trainwright.plan.tuned import MeasuredMicroBatch
 
 RUNGS = 4
 """Micro-batches that one probe climbs."""
@@ -48,7 +48,7 @@ class Rung:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ProbeOutcome:
     """What a probe found: the micro-batches that ran; the one that did not (`too_large`), and why.
 
     `lost_at` is the one that was under way in a probe that was killed or hung, which says nothing of it.
@@ -63,7 +63,7 @@ class Outcome:
     steps: int = 0
 
 
-class Search:
+class ProbeSearch:
     """What is known of the micro-batches `sizes` (rising), and what to probe next, `at_once` of them in one probe.
 
     Peak memory is affine in the micro-batch, or bends upwards where another phase of the step takes over: what two
@@ -83,7 +83,7 @@ class Search:
         self._spread = 0.0
         """By how much the times of one micro-batch have differed at most, in a probe or from one to the next."""
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: ProbeOutcome) -> None:
         """Learn from a probe."""
         self.steps += outcome.steps
         for rung in outcome.rungs:
@@ -141,10 +141,10 @@ class Search:
         (m1, low), (m2, high) = known[-2:]
         return high + max(0.0, (high - low) / (m2 - m1)) * (size - m2)
 
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[MeasuredMicroBatch, ...]:
         """Return every micro-batch that ran with its measured figures."""
         return tuple(
-            Point(
+            MeasuredMicroBatch(
                 micro_batch_size=size,
                 needed_bytes=rung.needed_bytes,
                 capacity_bytes=rung.capacity_bytes,

@@ -11,15 +11,15 @@ from trainwright.job.schedule import steps_per_epoch
 from trainwright.launch.planning import samples_in
 from trainwright.plan.explain import seconds
 from trainwright.plan.reasons import devices_text
-from trainwright.plan.tuned import Point
-from trainwright.tune.tuning import Answer
+from trainwright.plan.tuned import MeasuredMicroBatch
+from trainwright.tune.tuning import TuningResult
 
 HEADER = ("BATCH", "ACCUM", "MEMORY", "USE", "STEP", "SAMPLES/S", "SPEED-UP", "EPOCH", "LEVEL")
 ACCEPTED_USE = 0.70
 """Use above which the guide looks no further (S2-34)."""
 
 
-def answer_lines(answer: Answer) -> Iterator[str]:
+def answer_lines(answer: TuningResult) -> Iterator[str]:
     """Yield the table and what follows from it; every figure is measured."""
     tuned, planned = answer.tuned, answer.plan.layout
     yield (
@@ -44,14 +44,14 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield f"{tuned.probes} probes, {tuned.steps} steps; later `plan`, `train` and `tune` of this job use it"
 
 
-def _table(answer: Answer) -> Iterator[str]:
+def _table(answer: TuningResult) -> Iterator[str]:
     rows = [HEADER, *(_row(answer, point) for point in answer.tuned.points)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     for row in rows:
         yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
 
 
-def _row(answer: Answer, point: Point) -> tuple[str, ...]:
+def _row(answer: TuningResult, point: MeasuredMicroBatch) -> tuple[str, ...]:
     tuned, total, size = answer.tuned, answer.plan.layout.global_batch_size, point.micro_batch_size
     first = tuned.points[0].step_s
     names = [level for level, chosen in tuned.levels.items() if chosen == size]
@@ -76,7 +76,7 @@ def _memory(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB else f"{size_bytes / 2**20:.1f} MiB"
 
 
-def _advice(answer: Answer) -> Iterator[str]:
+def _advice(answer: TuningResult) -> Iterator[str]:
     """Say where memory is left that this job has no use for (S2-32), and where it is not the batch that is slow."""
     tuned, largest = answer.tuned, answer.tuned.points[-1]
     share = -(-answer.plan.layout.global_batch_size // answer.plan.layout.ranks)
@@ -91,7 +91,7 @@ def _advice(answer: Answer) -> Iterator[str]:
         yield f"No faster above {fastest.micro_batch_size}: more samples at once only take more memory"
 
 
-def answer_as_data(answer: Answer) -> dict[str, Any]:
+def answer_as_data(answer: TuningResult) -> dict[str, Any]:
     """Return the answer for `--json`."""
     layout, tuned = answer.layout, dataclasses.asdict(answer.tuned)
     return {

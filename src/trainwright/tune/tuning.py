@@ -26,12 +26,21 @@ from trainwright.plan.layout import Layout
 from trainwright.plan.options import lacking
 from trainwright.plan.requirements import require_runnable
 from trainwright.plan.search import EVAL_FACTOR
-from trainwright.plan.tuned import LEVELS, Point, Setting, Tuned, answer_for, keep, setting_of, stored_answers
+from trainwright.plan.tuned import (
+    LEVELS,
+    MeasuredMicroBatch,
+    Setting,
+    Tuned,
+    answer_for,
+    keep,
+    setting_of,
+    stored_answers,
+)
 from trainwright.runs.folder import RunFolder
 from trainwright.tune.job_file import set_in_job
-from trainwright.tune.probes import HOST_MEMORY, Probes, Watch, WorkerProbes, evaluations_for, host_left_bytes
+from trainwright.tune.probes import HOST_MEMORY, Probes, ProbeWatch, WorkerProbes, evaluations_for, host_left_bytes
 from trainwright.tune.scripts import ScriptProbes, require_told
-from trainwright.tune.search import RUNGS, Search, sizes_of
+from trainwright.tune.search import RUNGS, ProbeSearch, sizes_of
 
 USE_UP_TO = {"conservative": 0.70, "recommended": 0.85, "aggressive": 0.90}
 """Share of memory that a level stays within: the guide's own upper ends of 14 and 18 GB of 20 (S2-07), and the 70 to
@@ -39,7 +48,7 @@ USE_UP_TO = {"conservative": 0.70, "recommended": 0.85, "aggressive": 0.90}
 OF_THE_LARGEST = {"conservative": 1 / 2, "recommended": 2 / 3, "aggressive": 5 / 6}
 """The same where memory is not known: 12, 16 and 20 of 24 (S2-36)."""
 
-OpenProbes = Callable[[RunFolder, Job, Plan, Watch], Probes]
+OpenProbes = Callable[[RunFolder, Job, Plan, ProbeWatch], Probes]
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class TuneOptions:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TuningResult:
     """What was found, for which plan, and whether it was known `before` or where it is `kept` now."""
 
     job: Job
@@ -70,7 +79,7 @@ class Answer:
         return self.tuned.layout(self.plan.layout, self.job)
 
 
-def tune(loaded: LoadedJob, options: TuneOptions, *, open_probes: OpenProbes = WorkerProbes) -> Answer:
+def tune(loaded: LoadedJob, options: TuneOptions, *, open_probes: OpenProbes = WorkerProbes) -> TuningResult:
     """Measure which micro-batches run and how fast, and keep the answer; one that is kept already is returned.
 
     Raises:
@@ -108,17 +117,17 @@ def _planned(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     return settled.model_copy(update={"train": open_batch}), plan
 
 
-def _known(job: Job, plan: Plan, level: str) -> Answer | None:
+def _known(job: Job, plan: Plan, level: str) -> TuningResult | None:
     tuned = answer_for(setting_of(job, plan.layout, plan.devices), stored_answers())
     if tuned is None or tuned.global_batch_size != plan.layout.global_batch_size:
         return None
     if tuned.level == level:
-        return Answer(job, plan, tuned, before=True)
+        return TuningResult(job, plan, tuned, before=True)
     other = dataclasses.replace(tuned, level=level)
-    return Answer(job, plan, other, before=True, kept=keep(other))
+    return TuningResult(job, plan, other, before=True, kept=keep(other))
 
 
-def _measured(job: Job, plan: Plan, options: TuneOptions, open_probes: OpenProbes) -> Answer:
+def _measured(job: Job, plan: Plan, options: TuneOptions, open_probes: OpenProbes) -> TuningResult:
     layout = plan.layout
     share = -(-layout.global_batch_size // layout.ranks)
     host_free = round(job.resources.host_memory_free_gib * GIB)
@@ -128,10 +137,10 @@ def _measured(job: Job, plan: Plan, options: TuneOptions, open_probes: OpenProbe
             hints=["end other programs", "or set resources.host_memory_free_gib lower"],
             exit_code=ExitCode.OUT_OF_MEMORY,
         )
-    search = Search(sizes_of(share), layout.micro_batch_size, share, at_once=RUNGS if job.script is None else 1)
+    search = ProbeSearch(sizes_of(share), layout.micro_batch_size, share, at_once=RUNGS if job.script is None else 1)
     stop = StopAsked(most=1)
     with tempfile.TemporaryDirectory(prefix="trainwright-tune-") as place, stop.listening():
-        watch = Watch(stop, options.timeout_s, host_free)
+        watch = ProbeWatch(stop, options.timeout_s, host_free)
         inside = job.model_copy(update={"output_dir": place})
         if job.script is None:
             probes = open_probes(RunFolder(Path(place) / job.name), inside, plan, watch)
@@ -144,10 +153,10 @@ def _measured(job: Job, plan: Plan, options: TuneOptions, open_probes: OpenProbe
     setting = setting_of(job, layout, plan.devices)
     if longest is not None and longest >= job.data.max_length:
         setting = dataclasses.replace(setting, data=None)
-    return Answer(job, plan, _answer(search, setting, layout.global_batch_size, options.level), before=False)
+    return TuningResult(job, plan, _answer(search, setting, layout.global_batch_size, options.level), before=False)
 
 
-def _climb(search: Search, probes: Probes, job: Job) -> None:
+def _climb(search: ProbeSearch, probes: Probes, job: Job) -> None:
     """Probe until nothing is left to find out, and tell what each probe found."""
     while sizes := search.next_sizes():
         number = search.probes + search.lost + 1
@@ -169,7 +178,7 @@ def reason_of(said: str | None) -> str:
     return first_words(said or "").removeprefix("error: ")
 
 
-def _nothing_runs(search: Search, job: Job, layout: Layout, options: TuneOptions) -> UserError:
+def _nothing_runs(search: ProbeSearch, job: Job, layout: Layout, options: TuneOptions) -> UserError:
     said = search.why or ""
     if not search.is_hopeless:
         return UserError(
@@ -185,7 +194,7 @@ def _nothing_runs(search: Search, job: Job, layout: Layout, options: TuneOptions
     )
 
 
-def _answer(search: Search, setting: Setting, global_batch_size: int, level: str) -> Tuned:
+def _answer(search: ProbeSearch, setting: Setting, global_batch_size: int, level: str) -> Tuned:
     points = search.points()
     return Tuned(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -202,7 +211,7 @@ def _answer(search: Search, setting: Setting, global_batch_size: int, level: str
     )
 
 
-def levels_of(points: Sequence[Point], *, limited: bool) -> dict[str, int]:
+def levels_of(points: Sequence[MeasuredMicroBatch], *, limited: bool) -> dict[str, int]:
     """Return the named levels: of those within a level's share of memory the largest; `recommended` is the fastest.
 
     Where memory is not known a level is a part of the largest that ran, or, if none was too large, all of it.
@@ -223,7 +232,7 @@ def levels_of(points: Sequence[Point], *, limited: bool) -> dict[str, int]:
     return {**found, "extreme": largest}
 
 
-def _write(path: Path, answer: Answer) -> None:
+def _write(path: Path, answer: TuningResult) -> None:
     """Put the micro-batch into the job file, and the evaluation's batch where it is not the usual one.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainwright.job.schema import AlertsSection
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import Alert, Standing, standing_after
+from trainwright.watch.alerts.standing import ActiveAlerts, Alert, standing_after
 from trainwright.watch.gpus import GpuReader
 from trainwright.watch.node import NodeReader
 from trainwright.watch.samples import Sample
@@ -25,7 +25,7 @@ class MachineReader:
         self._node.read()
         time.sleep(FIRST_RATES_S)
         self._first: Sample | None = None
-        self._standing, self._alerts = Standing(patient=not once), list[Alert]()
+        self._standing, self._alerts = ActiveAlerts(patient=not once), list[Alert]()
 
     def read(self) -> View:
         """Return the machine as it is now."""

@@ -25,7 +25,7 @@ from trainwright.runs.writing import read_json
 from trainwright.watch.alerts.conditions import Condition
 from trainwright.watch.alerts.delivery import open_delivery
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import Alert, Standing
+from trainwright.watch.alerts.standing import ActiveAlerts, Alert
 from trainwright.watch.alerts.training import (
     LossAndPace,
     RankPace,
@@ -100,7 +100,7 @@ def main() -> int:
     node = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     stop = _stop_event()
     limits = Job.model_validate(read_json(folder.resolved_json)).alerts
-    samples, standing = SampleFile(folder.system_of(node)), Standing(socket.gethostname(), attempt)
+    samples, standing = SampleFile(folder.system_of(node)), ActiveAlerts(socket.gethostname(), attempt)
     told = [Alert.from_json(record) for record in read(folder.alerts_of(node))]
     delivery = open_delivery(limits, _say, os.environ, [alert for alert in told if alert.severity == "warning"])
     judge, first = RunJudge(folder, limits) if node == 0 else None, None

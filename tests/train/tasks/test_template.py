@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright.errors import UserError
-from trainwright.evaluate.engines.encoding import Encoder
+from trainwright.evaluate.engines.encoding import PromptEncoder
 from trainwright.job.schema import Job
 from trainwright.train.data.problems import RowError
 from trainwright.train.tasks.causal_lm import CausalLM
@@ -110,7 +110,7 @@ def test_harm_07_without_a_chat_template_something_stands_between_prompt_and_ans
     assert told["value"] == ("plain" if asked == "auto" else asked)
     assert told["reason"] == ("the tokenizer has no chat template" if asked == "auto" else "given")
     tokenizer.chat_template = told["chat_template"]  # as the run saves it
-    [question] = Encoder(tokenizer, "auto", None).encode(["Hi "], 8)
+    [question] = PromptEncoder(tokenizer, "auto", None).encode(["Hi "], 8)
     assert tokens[: len(question)] == question
     assert len(tokens) - len(question) == len(tokenizer("there", add_special_tokens=False)["input_ids"]) + 1
 
@@ -121,7 +121,7 @@ def test_harm_07_a_model_with_a_chat_template_is_asked_as_it_was_trained(
     """What is trained plain is asked plain, although the tokenizer came with a chat template."""
     tokenizer = chat_tokenizer(CHATML)
     tokens, _ = encoded(make_job(), tokenizer, "Hi", "there")
-    [question] = Encoder(tokenizer, "auto", None).encode(["Hi"], 8)
+    [question] = PromptEncoder(tokenizer, "auto", None).encode(["Hi"], 8)
     assert tokens[: len(question)] == question
     plain, _ = encoded(make_job(data={"template": "none"}), tokenizer, "Hi", "there")
     assert tokenizer.decode(plain) == "<bos>Hithere<eos>"

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from trainwright.anatomy.config import Config
-from trainwright.anatomy.parts import Anatomy, Attention, Operation, Over, Segment, Weight, embedding, linear, norm
+from trainwright.anatomy.parts import (
+    Anatomy,
+    Attention,
+    ModuleWeight,
+    Operation,
+    Over,
+    Segment,
+    embedding,
+    linear,
+    norm,
+)
 
 Builders: TypeAlias = Mapping[str, tuple[type[Config], Callable[[Any], Anatomy]]]
 """By `model_type`: the config of a family, and what builds the anatomy from it."""
@@ -41,7 +51,7 @@ def split_attention(
     )
 
 
-def head_norms(query_name: str, key_name: str, size: int, *, bias: bool = False) -> tuple[Weight, Weight]:
+def head_norms(query_name: str, key_name: str, size: int, *, bias: bool = False) -> tuple[ModuleWeight, ModuleWeight]:
     """Norms of queries and keys, head by head."""
     return (
         norm(query_name, size, bias=bias, reads="q", writes="q"),

@@ -8,7 +8,17 @@ from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
 from trainwright.anatomy.families.blocks import Builders, plain_mlp, split_attention, stack
-from trainwright.anatomy.parts import Anatomy, Attention, Operation, Segment, Weight, embedding, linear, norm, parameter
+from trainwright.anatomy.parts import (
+    Anatomy,
+    Attention,
+    ModuleWeight,
+    Operation,
+    Segment,
+    embedding,
+    linear,
+    norm,
+    parameter,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +147,9 @@ def vit(config: VitConfig) -> Anatomy:
     )
 
 
-def patch_projection(name: str, hidden: int, channels: int, patch: tuple[int, int]) -> Weight:
+def patch_projection(name: str, hidden: int, channels: int, patch: tuple[int, int]) -> ModuleWeight:
     """The convolution that makes one token of each patch."""
-    return Weight(
+    return ModuleWeight(
         name,
         "embedding",
         "patches",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from trainwright.anatomy.config import Config, derived
 from trainwright.anatomy.families.blocks import Builders, decoder, gated_mlp, head_norms, split_attention, stack
 from trainwright.anatomy.families.llama import one_type_a_layer, split_evenly, windowed
-from trainwright.anatomy.parts import Anatomy, Attention, Operation, Weight, linear, norm
+from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Operation, linear, norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +185,8 @@ def _sparse_or_dense(
 
 
 def _experts(hidden: int, inner: int, experts: int, chosen: int) -> tuple[Operation, ...]:
-    def stacked(name: str, columns: int, rows: int, reads: str, writes: str) -> Weight:
-        return Weight(
+    def stacked(name: str, columns: int, rows: int, reads: str, writes: str) -> ModuleWeight:
+        return ModuleWeight(
             f"mlp.experts.{name}",
             "experts",
             "experts",

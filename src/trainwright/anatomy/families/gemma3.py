@@ -15,7 +15,7 @@ from trainwright.anatomy.config import Config, multiple_of_heads, read_fields
 from trainwright.anatomy.families.blocks import Builders, plain_mlp, split_attention, stack
 from trainwright.anatomy.families.encoders import pair, patch_projection
 from trainwright.anatomy.families.llama import Gemma3TextConfig, gemma3_text
-from trainwright.anatomy.parts import Anatomy, Attention, Operation, Segment, Weight, embedding, norm, parameter
+from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Operation, Segment, embedding, norm, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def gemma3(config: Gemma3Config) -> Anatomy:
             )
         ),
     )
-    block = tuple(_aside(operation) for operation in _tower_block(vision) if isinstance(operation, Weight))
+    block = tuple(_aside(operation) for operation in _tower_block(vision) if isinstance(operation, ModuleWeight))
     tower = stack("model.vision_tower.encoder.layers", [block] * vision.num_hidden_layers)
     return dataclasses.replace(language, family="gemma3", segments=(before, *tower, after, *language.segments))
 
@@ -120,7 +120,7 @@ def _tower_block(vision: SiglipVisionConfig) -> tuple[Operation, ...]:
     )
 
 
-def _aside(weight: Weight) -> Weight:
+def _aside(weight: ModuleWeight) -> ModuleWeight:
     """The same weight, never passed by text."""
     return dataclasses.replace(weight, part="vision", over="nothing", reads="image", writes=("image",), begins=False)
 

@@ -8,7 +8,17 @@ from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived
 from trainwright.anatomy.families.blocks import Builders, split_attention, stack
-from trainwright.anatomy.parts import Anatomy, Attention, Operation, Over, Segment, Weight, embedding, linear, norm
+from trainwright.anatomy.parts import (
+    Anatomy,
+    Attention,
+    ModuleWeight,
+    Operation,
+    Over,
+    Segment,
+    embedding,
+    linear,
+    norm,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +92,9 @@ def t5(config: T5Config) -> Anatomy:
     )
 
 
-def _decoder_words(config: T5Config) -> Weight:
+def _decoder_words(config: T5Config) -> ModuleWeight:
     """The decoder's view of the shared embedding."""
-    return Weight(
+    return ModuleWeight(
         "decoder.embed_tokens",
         "embedding",
         "embedding",

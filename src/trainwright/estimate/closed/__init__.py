@@ -14,7 +14,7 @@ from trainwright.estimate.closed.layouts import Layouts
 from trainwright.estimate.figures import Memory
 from trainwright.estimate.outside import outside_bytes
 from trainwright.estimate.request import Request
-from trainwright.hardware.catalog import Gpu
+from trainwright.hardware.catalog import GpuSpec
 
 __all__ = ["memory", "replayed"]
 
@@ -22,7 +22,7 @@ _RECENT = 8
 _models: dict[int, Layouts] = {}
 
 
-def memory(anatomy: Anatomy, request: Request, gpu: Gpu | None = None) -> Memory:
+def memory(anatomy: Anatomy, request: Request, gpu: GpuSpec | None = None) -> Memory:
     """The peak memory of one rank; `request.config` is not read, `gpu` says what lies outside torch's allocator.
 
     Raises:
@@ -41,7 +41,7 @@ def memory(anatomy: Anatomy, request: Request, gpu: Gpu | None = None) -> Memory
     )
 
 
-def replayed(anatomy: Anatomy, request: Request, gpu: Gpu | None = None) -> Memory:
+def replayed(anatomy: Anatomy, request: Request, gpu: GpuSpec | None = None) -> Memory:
     """The same, with what the caching allocator comes to when every piece of two whole steps passes through it.
 
     It takes some tenths of a second for a model of 7 B, whatever its micro-batch.

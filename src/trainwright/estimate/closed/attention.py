@@ -14,7 +14,7 @@ from trainwright.estimate.closed.tape import FP32, HALF, Size, Tape, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """Of one attention: samples are counted by `Size`, the rest is for each sample."""
 
     samples: Size
@@ -39,7 +39,7 @@ class Shape:
         return (1 if self.alone else self.samples) * complex(self.heads * self.queries * self.keys)
 
 
-def repeated(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
+def repeated(tape: Tape, x: Tensor, shape: AttentionShape) -> Tensor:
     """`repeat_kv`: keys and values for each query head; a single one is only looked at from each of them."""
     if shape.heads == shape.key_heads:
         return x
@@ -47,7 +47,14 @@ def repeated(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
 
 
 def kernel_of(
-    wanted: str, dtype: int, half_kind: str, capability: tuple[int, int], shape: Shape, *, masked: bool, grouped: bool
+    wanted: str,
+    dtype: int,
+    half_kind: str,
+    capability: tuple[int, int],
+    shape: AttentionShape,
+    *,
+    masked: bool,
+    grouped: bool,
 ) -> str:
     """Return which kernel torch takes (cuda/sdp_utils.cpp, `select_sdp_backend`)."""
     half = dtype == HALF and (half_kind == "fp16" or capability >= (8, 0))
@@ -64,7 +71,9 @@ def kernel_of(
     return next(name for name in order if possible[name])
 
 
-def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: Shape) -> Tensor:
+def fused(
+    tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> Tensor:
     """One fused kernel: queries, keys, values, result and the log of the sums are kept."""
     dtype = q.dtype
     bias = _bias(tape, mask, shape, dtype) if mask is not None else None
@@ -101,7 +110,7 @@ def fused(tape: Tape, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     return out
 
 
-def _backward_temporaries(kernel: str, shape: Shape, element: int) -> list[Size]:
+def _backward_temporaries(kernel: str, shape: AttentionShape, element: int) -> list[Size]:
     b, h, s, t, d = shape.samples, shape.heads, shape.queries, shape.keys, shape.head
     if kernel == "flash":
         sizes = [4 * b * h * _up(s, 128), 4 * b * _up(s, 128) * h * _up(d, 32 if d <= 128 else 64)]
@@ -120,7 +129,7 @@ def _backward_temporaries(kernel: str, shape: Shape, element: int) -> list[Size]
     return [delta, b * h * workspace]
 
 
-def _bias(tape: Tape, mask: Tensor, shape: Shape, dtype: int) -> Tensor:
+def _bias(tape: Tape, mask: Tensor, shape: AttentionShape, dtype: int) -> Tensor:
     """A mask of bools becomes one of numbers, with rows that begin at multiples of 16 elements."""
     if mask.dtype == 1:
         bias = tape.new(mask.elements, dtype)
@@ -139,7 +148,7 @@ def math(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    shape: Shape,
+    shape: AttentionShape,
     *,
     causal: bool,
     dropout: float,
@@ -169,7 +178,7 @@ def eager(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    shape: Shape,
+    shape: AttentionShape,
     *,
     dropout: float,
     training: bool,

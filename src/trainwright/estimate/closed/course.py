@@ -16,7 +16,7 @@ LOGITS = "logits and loss"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MemoryPoint:
     """A place in a stretch, in bytes above what was held when the stretch (or the step) began."""
 
     total: Size
@@ -27,11 +27,11 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class MemoryStretch:
     """A part of the step: its highest points, and what it leaves behind."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[MemoryPoint, ...]
     net: Parts
     at_last: Parts
     """What goes when the last of these layers passes, and not with each."""
@@ -42,14 +42,14 @@ class Stretch:
         return sum(self.net.values(), 0j)
 
 
-def whole_course(tape: Tape, repeats: Mapping[str, int], groups: Mapping[str, int]) -> tuple[Point, ...]:
+def whole_course(tape: Tape, repeats: Mapping[str, int], groups: Mapping[str, int]) -> tuple[MemoryPoint, ...]:
     """Continue a short model's step to the full depth; return the points that can be the step's highest.
 
     What a layer leaves behind is the same for every layer of its kind, so memory runs along a line while they pass, and
     is highest at one end of it. Layers of several kinds that alternate (one group) pass together.
     """
     base: Parts = {}
-    points: list[Point] = []
+    points: list[MemoryPoint] = []
     for group in _grouped(_stretches(tape, repeats), groups):
         counted = [(stretch, repeats.get(stretch.name, 1)) for stretch in group]
         together: Parts = {}
@@ -67,13 +67,13 @@ def whole_course(tape: Tape, repeats: Mapping[str, int], groups: Mapping[str, in
     return _highest_of(points)
 
 
-def _highest_of(points: Sequence[Point]) -> tuple[Point, ...]:
+def _highest_of(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
     """The points that are the highest in allocated, and those that are in reserved memory."""
     reserved = [replace(point, idle=_idle(point, points)) for point in points]
     return tuple({id(p): p for p in (*hull(reserved), *hull(reserved, lambda p: p.total + p.idle))}.values())
 
 
-def _idle(point: Point, points: Sequence[Point]) -> Size:
+def _idle(point: MemoryPoint, points: Sequence[MemoryPoint]) -> Size:
     """What freed pieces are too small or belong to another stream.
 
     - Casts of weights are half the size of the gradients that are made as they go.
@@ -91,13 +91,13 @@ def _idle(point: Point, points: Sequence[Point]) -> Size:
     return idle
 
 
-def _beyond(point: Point, points: Sequence[Point], part: str) -> Size:
+def _beyond(point: MemoryPoint, points: Sequence[MemoryPoint], part: str) -> Size:
     now = point.parts.get(part, 0j)
     most = max((p.parts.get(part, 0j) for p in points), key=lambda size: size.real + size.imag, default=0j)
     return complex(max(0.0, most.real - now.real), max(0.0, most.imag - now.imag))
 
 
-def _stretches(tape: Tape, repeats: Mapping[str, int]) -> list[Stretch]:
+def _stretches(tape: Tape, repeats: Mapping[str, int]) -> list[MemoryStretch]:
     """Cut the events of a tape at its marks and find the points of each stretch that can be its highest.
 
     What all layers of a kind have left behind may go in a stretch that is no layer's: autocast's casts of weights when
@@ -137,13 +137,15 @@ def _layer(name: str) -> str:
     return number if way in ("forward", "backward") and number.isdigit() else ""
 
 
-def hull(points: Iterable[Point], height: Callable[[Point], Size] = lambda point: point.total) -> list[Point]:
+def hull(
+    points: Iterable[MemoryPoint], height: Callable[[MemoryPoint], Size] = lambda point: point.total
+) -> list[MemoryPoint]:
     """Return the points that are the highest for some number of samples of at least 1."""
     lines = [(height(point), point) for point in points]
     return [point for _, point in _highest(lines)]
 
 
-def _stretch(events: Sequence[tuple[Size, str]], name: str, logits: _Segments, at_last: Parts) -> Stretch:
+def _stretch(events: Sequence[tuple[Size, str]], name: str, logits: _Segments, at_last: Parts) -> MemoryStretch:
     candidates: list[tuple[Size, int]] = []
     idle_at: dict[int, Size] = {}
     total: Size = 0j
@@ -171,9 +173,9 @@ def _stretch(events: Sequence[tuple[Size, str]], name: str, logits: _Segments, a
     for index in sorted(wanted):
         _add_up(now, events[position:index])
         position = index
-        points.append(Point(sum(now.values(), 0j), dict(now), name, idle_at[index]))
+        points.append(MemoryPoint(sum(now.values(), 0j), dict(now), name, idle_at[index]))
     _add_up(now, events[position:])
-    return Stretch(name, tuple(points), now, at_last)
+    return MemoryStretch(name, tuple(points), now, at_last)
 
 
 def _add_up(now: Parts, events: Iterable[tuple[Size, str]]) -> None:
@@ -234,8 +236,8 @@ def _outliving(tape: Tape, turning: int) -> set[int]:
     return alive
 
 
-def _grouped(found: Sequence[Stretch], groups: Mapping[str, int]) -> list[list[Stretch]]:
-    together: list[list[Stretch]] = []
+def _grouped(found: Sequence[MemoryStretch], groups: Mapping[str, int]) -> list[list[MemoryStretch]]:
+    together: list[list[MemoryStretch]] = []
     for stretch in found:
         group = groups.get(stretch.name)
         if group is not None and together and groups.get(together[-1][0].name) == group:
@@ -245,9 +247,9 @@ def _grouped(found: Sequence[Stretch], groups: Mapping[str, int]) -> list[list[S
     return together
 
 
-def _on(base: Parts, point: Point, where: str) -> Point:
+def _on(base: Parts, point: MemoryPoint, where: str) -> MemoryPoint:
     parts = _sum(base, point.parts)
-    return Point(sum(parts.values(), 0j), parts, where, point.idle)
+    return MemoryPoint(sum(parts.values(), 0j), parts, where, point.idle)
 
 
 def _sum(a: Parts, b: Parts, factor: int = 1) -> Parts:

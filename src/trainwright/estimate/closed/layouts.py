@@ -8,12 +8,12 @@ from typing import Any
 
 from trainwright.anatomy.parts import Anatomy
 from trainwright.errors import UserError
-from trainwright.estimate.closed.course import Point
+from trainwright.estimate.closed.course import MemoryPoint
 from trainwright.estimate.closed.held import held
 from trainwright.estimate.closed.model import micro_step, whole_micro_step
-from trainwright.estimate.closed.replay import Passes, Reserved, replay
+from trainwright.estimate.closed.replay import ReplayedPasses, Reserved, replay
 from trainwright.estimate.closed.states import BYTES, Held, Parameters, keeps_fp32, parameters
-from trainwright.estimate.closed.step import SORTED_ABOVE, Asked
+from trainwright.estimate.closed.step import SORTED_ABOVE, StepKey
 from trainwright.estimate.closed.tape import Recording
 from trainwright.estimate.request import Request
 
@@ -22,7 +22,7 @@ OPTIMIZER = "optimizer step"
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class LayoutPeak:
     """The answer for one layout."""
 
     allocated_bytes: int
@@ -37,12 +37,12 @@ class Layouts:
 
     def __init__(self, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
-        self._courses: dict[Asked, tuple[Point, ...]] = {}
-        self._recordings: dict[Asked, Recording] = {}
+        self._courses: dict[StepKey, tuple[MemoryPoint, ...]] = {}
+        self._recordings: dict[StepKey, Recording] = {}
         self._parameters: dict[Any, Parameters] = {}
         self._held: dict[Any, Held] = {}
 
-    def peak(self, request: Request) -> Peak:
+    def peak(self, request: Request) -> LayoutPeak:
         """The highest point of a step.
 
         Raises:
@@ -67,7 +67,7 @@ class Layouts:
         for part, line in best.parts.items() if best is not None else ():
             parts[part] = parts.get(part, 0) + round(line.real + samples * line.imag)
         allocated = sum(parts.values())
-        return Peak(
+        return LayoutPeak(
             allocated,
             allocated + round(reserved - highest),
             {part: size for part, size in parts.items() if size},
@@ -92,7 +92,7 @@ class Layouts:
             first = last.as_first()
         if request.evaluation_batch_size is not None:
             evaluation = self._recording(_evaluating(asked), found)
-        passes = Passes(first, last, evaluation)
+        passes = ReplayedPasses(first, last, evaluation)
         return replay(self.anatomy, request, found, there, passes, self._inputs(request))
 
     def _evaluation(self, request: Request, found: Parameters, there: Held) -> int | None:
@@ -122,13 +122,13 @@ class Layouts:
             w.columns * (self.anatomy.image_tokens - 1) for _, w in self.anatomy.weights() if w.kind == "patches"
         )
 
-    def _course(self, asked: Asked, found: Parameters) -> tuple[Point, ...]:
+    def _course(self, asked: StepKey, found: Parameters) -> tuple[MemoryPoint, ...]:
         course = self._courses.get(asked)
         if course is None:
             course = self._courses[asked] = micro_step(self.anatomy, asked, found)
         return course
 
-    def _recording(self, asked: Asked, found: Parameters) -> Recording:
+    def _recording(self, asked: StepKey, found: Parameters) -> Recording:
         recording = self._recordings.get(asked)
         if recording is None:
             recording = self._recordings[asked] = whole_micro_step(self.anatomy, asked, found)
@@ -179,7 +179,7 @@ def _require_covered(anatomy: Anatomy, request: Request) -> None:
         )
 
 
-def _evaluating(asked: Asked) -> Asked:
+def _evaluating(asked: StepKey) -> StepKey:
     """The pass without gradients beside a micro-step."""
     return replace(
         asked,
@@ -194,12 +194,12 @@ def _evaluating(asked: Asked) -> Asked:
     )
 
 
-def asked_of(anatomy: Anatomy, request: Request, there: Held) -> Asked:
+def asked_of(anatomy: Anatomy, request: Request, there: Held) -> StepKey:
     """What of a request decides the course of its micro-steps: all that does, and nothing else, as each is run once."""
     method = request.method
     length = anatomy.image_tokens or request.sequence_length
     tokens = request.micro_batch_size * request.sequence_length
-    return Asked(
+    return StepKey(
         family=anatomy.family,
         precision=request.precision,
         base=request.base_dtype,

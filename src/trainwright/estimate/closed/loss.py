@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.estimate.closed.step import Step
+from trainwright.estimate.closed.step import StepPass
 from trainwright.estimate.closed.tape import FP32, Size, Tape, Tensor
 
 LOGITS = "logits and loss"
@@ -10,7 +10,7 @@ INDEX = 8
 """Bytes of an index."""
 
 
-def workers_loss(step: Step, logits: Tensor, rows: Size, vocabulary: int, *, shifted: bool) -> Tensor:
+def workers_loss(step: StepPass, logits: Tensor, rows: Size, vocabulary: int, *, shifted: bool) -> Tensor:
     """train/tasks/token_loss.py: only learned positions become fp32; `rows` are those of which logits exist."""
     tape = step.tape
     used = rows
@@ -25,7 +25,7 @@ def workers_loss(step: Step, logits: Tensor, rows: Size, vocabulary: int, *, shi
     return cross_entropy(tape, chosen, labels, learned, vocabulary)
 
 
-def transformers_loss(step: Step, logits: Tensor, rows: Size, *, upcast: bool) -> Tensor:
+def transformers_loss(step: StepPass, logits: Tensor, rows: Size, *, upcast: bool) -> Tensor:
     """transformers' loss/loss_utils.py, and accelerate's turning of all outputs into fp32 behind autocast.
 
     `upcast`: of causal models, whose logits become fp32 first; others leave it to the loss.

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from trainwright.anatomy.parts import Anatomy, Segment, Weight
-from trainwright.estimate.closed.course import TURNING, Point, whole_course
+from trainwright.anatomy.parts import Anatomy, ModuleWeight, Segment
+from trainwright.estimate.closed.course import TURNING, MemoryPoint, whole_course
 from trainwright.estimate.closed.families import forward_of
 from trainwright.estimate.closed.families.passing import Model, Stage
 from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.sharding import Accumulated, Sharding, Unit
 from trainwright.estimate.closed.states import Parameters, elements
-from trainwright.estimate.closed.step import BYTES, Asked, Layer, Step, build_layer
+from trainwright.estimate.closed.step import BYTES, Layer, StepKey, StepPass, build_layer
 from trainwright.estimate.closed.tape import (
     HALF,
     Recording,
@@ -31,7 +31,7 @@ Chosen = Callable[[Sequence[Segment]], list[tuple[Segment, int, bool]]]
 """Layers of a stack, how many of it each stands for, and whether it is one of those in the middle."""
 
 
-def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point, ...]:
+def micro_step(anatomy: Anatomy, asked: StepKey, found: Parameters) -> tuple[MemoryPoint, ...]:
     """Run one micro-step of a short model; return the points that can be the highest, static memory left out."""
     model = shorten(anatomy, asked, found)
     step = _passed(asked, model, elements(found.trained))
@@ -45,20 +45,20 @@ def micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> tuple[Point
     return whole_course(step.tape, repeats, groups)
 
 
-def whole_micro_step(anatomy: Anatomy, asked: Asked, found: Parameters) -> Recording:
+def whole_micro_step(anatomy: Anatomy, asked: StepKey, found: Parameters) -> Recording:
     """Run one micro-step, or an evaluation pass, of all layers."""
     model = _built(anatomy, asked, found, lambda stack: [(segment, 1, False) for segment in stack])
     step = _passed(asked, model, elements(found.trained))
     return step.tape.recording()
 
 
-def _passed(asked: Asked, model: Model, trained: int) -> Step:
+def _passed(asked: StepKey, model: Model, trained: int) -> StepPass:
     """Pass the model with what the strategy does around it; the result holds what outlives the pass.
 
     `trained`: numbers that are trained in the model of which this one may be a part.
     """
     tape = Tape(asked.half)
-    step = Step(tape, asked)
+    step = StepPass(tape, asked)
     buckets = None
     if asked.strategy == "fsdp2":
         tape.accumulate = take_passing_gradient
@@ -77,7 +77,7 @@ def _passed(asked: Asked, model: Model, trained: int) -> Step:
     return step
 
 
-def _pass(step: Step, model: Model) -> None:
+def _pass(step: StepPass, model: Model) -> None:
     """Forward, and backward where it trains; autocast ends in between, and drops its casts."""
     tape, forward = step.tape, forward_of(step.asked.family)
     tape.autocast = step.asked.half
@@ -97,7 +97,7 @@ def _pass(step: Step, model: Model) -> None:
         step.sharding.finish_backward()  # the engine's last callback; what the graph holds goes with the loss
 
 
-def _shard(tape: Tape, asked: Asked, model: Model) -> Sharding:
+def _shard(tape: Tape, asked: StepKey, model: Model) -> Sharding:
     """One unit for each layer, and one for the rest, which stays gathered (train/strategies/fsdp2.py)."""
     policy = HALF if asked.precision != "fp32" and asked.autocast else None
     for stage in model.stages:
@@ -118,12 +118,12 @@ def _as_registered(layer: Layer, family: str) -> list[Module]:
     return modules if family in NORMS_AMONG_THE_REST else sorted(modules, key=lambda module: module.rows == 1)
 
 
-def shorten(anatomy: Anatomy, asked: Asked, found: Parameters) -> Model:
+def shorten(anatomy: Anatomy, asked: StepKey, found: Parameters) -> Model:
     """Keep the first and the last layer of each stack and one of each kind between; the rest is built whole."""
     return _built(anatomy, asked, found, _exemplars)
 
 
-def _built(anatomy: Anatomy, asked: Asked, found: Parameters, chosen: Chosen) -> Model:
+def _built(anatomy: Anatomy, asked: StepKey, found: Parameters, chosen: Chosen) -> Model:
     shared: dict[str, Module] = {}
     outside: list[Layer] = []
     aside: list[Layer] = []
@@ -155,5 +155,5 @@ def _exemplars(stack: Sequence[Segment]) -> list[tuple[Segment, int, bool]]:
 
 
 def _never_passed(segment: Segment) -> bool:
-    weights = [operation for operation in segment.operations if isinstance(operation, Weight)]
+    weights = [operation for operation in segment.operations if isinstance(operation, ModuleWeight)]
     return bool(weights) and all(weight.over == "nothing" for weight in weights)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainwright.anatomy.adapters import Adapter
 from trainwright.anatomy.quantized import BLOCK
 from trainwright.estimate.closed import operators as op
-from trainwright.estimate.closed.tape import FP32, Size, Tape, Tensor, Weight
+from trainwright.estimate.closed.tape import FP32, Size, Tape, TapeParameter, Tensor
 
 
 @dataclass(slots=True)
@@ -16,15 +16,15 @@ class Module:
 
     rows: int
     columns: int
-    weight: Weight
-    bias: Weight | None = None
-    adapter: tuple[Weight, Weight] | None = None
+    weight: TapeParameter
+    bias: TapeParameter | None = None
+    adapter: tuple[TapeParameter, TapeParameter] | None = None
     packed: int | None = None
     """Dtype that a packed (4-bit) weight is unpacked to."""
     copies: int = 1
     chosen: int = 1
 
-    def parameters(self) -> list[Weight]:
+    def parameters(self) -> list[TapeParameter]:
         """All of them, adapters last."""
         return [w for w in (self.weight, self.bias, *(self.adapter or ())) if w is not None]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from trainwright.anatomy.parameters import path_of
-from trainwright.anatomy.parts import Anatomy, Weight
+from trainwright.anatomy.parts import Anatomy, ModuleWeight
 from trainwright.anatomy.quantized import nf4_bytes
 from trainwright.estimate.allocator import CachingAllocator
 from trainwright.estimate.closed.states import (
@@ -37,7 +37,7 @@ HANDLES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class ReplayedPasses:
     """What a step consists of; `first` is a micro-batch before the last, None where there is none, or none is known."""
 
     first: Recording | None
@@ -55,7 +55,7 @@ class Reserved:
 
 
 def replay(
-    anatomy: Anatomy, request: Request, found: Parameters, there: Held, passes: Passes, inputs_bytes: int
+    anatomy: Anatomy, request: Request, found: Parameters, there: Held, passes: ReplayedPasses, inputs_bytes: int
 ) -> Reserved:
     """Play the steps, and an evaluation pass where there is one; `inputs_bytes` are those of a sample."""
     gpu = _Gpu(request, there.static["workspaces"] // HANDLES)
@@ -183,7 +183,7 @@ def _by_units(anatomy: Anatomy, request: Request, found: Parameters) -> Iterator
     yield from map(_scales_bytes, found.packed)
     for segment in sorted(anatomy.segments, key=lambda segment: not segment.is_layer):
         for weight in segment.operations:
-            if not isinstance(weight, Weight):
+            if not isinstance(weight, ModuleWeight):
                 continue
             path = path_of(segment, weight)
             for name, shape in weight.parameters(segment.prefix):

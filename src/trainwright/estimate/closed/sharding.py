@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
-from trainwright.estimate.closed.tape import FP32, Storage, Tape, Weight
+from trainwright.estimate.closed.tape import FP32, Storage, Tape, TapeParameter
 
 COMMUNICATION = "communication"
 GATHERED = "gathered weights"
@@ -29,7 +29,7 @@ class Unit:
     `policy`: the dtype that they are gathered in, for which shards of another one are copied first; None: their own.
     """
 
-    def __init__(self, weights: Iterable[Weight], ranks: int, policy: int | None, *, reshards: bool) -> None:
+    def __init__(self, weights: Iterable[TapeParameter], ranks: int, policy: int | None, *, reshards: bool) -> None:
         unique = list({id(weight): weight for weight in weights}.values())
         self.trained = [weight for weight in unique if weight.trained]
         own = [_rows_of_rank(weight, ranks) for weight in unique]
@@ -43,7 +43,7 @@ class Unit:
         self.reduced = False
 
 
-def _rows_of_rank(weight: Weight, ranks: int) -> int:
+def _rows_of_rank(weight: TapeParameter, ranks: int) -> int:
     """Numbers of one rank's rows, padded: the first dimension is cut into equal pieces."""
     return -(-weight.rows // ranks) * (weight.elements // weight.rows)
 
@@ -114,7 +114,7 @@ class Sharding:
         if self.there != "shards":  # else it is added to what is there, and goes with the call
             self.kept.append(reduced)
 
-    def _let_go(self, weight: Weight) -> None:
+    def _let_go(self, weight: TapeParameter) -> None:
         weight.gradient = None
         if self.there == "whole":
             self.tape.given_back(complex(weight.elements * FP32), "gradients")

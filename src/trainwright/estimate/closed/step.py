@@ -8,14 +8,14 @@ from math import prod
 
 from trainwright.anatomy.parameters import path_of
 from trainwright.anatomy.parts import Attention, Segment
-from trainwright.anatomy.parts import Weight as Described
+from trainwright.anatomy.parts import ModuleWeight as Described
 from trainwright.estimate.closed import attention as kernels
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.sharding import Sharding
 from trainwright.estimate.closed.states import Parameters
-from trainwright.estimate.closed.tape import FP32, HALF, Size, Tape, Tensor, Weight
+from trainwright.estimate.closed.tape import FP32, HALF, Size, Tape, TapeParameter, Tensor
 
 BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "uint8": 1}
 SAMPLES: Size = 1j
@@ -24,7 +24,7 @@ SORTED_ABOVE = 3072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class StepKey:
     """What of a request decides the course of a micro-step; the size of the micro-batch does not."""
 
     family: str
@@ -110,7 +110,7 @@ class Layer:
     def __contains__(self, name: str) -> bool:
         return name in self.modules
 
-    def parameters(self) -> list[Weight]:
+    def parameters(self) -> list[TapeParameter]:
         """All parameters, shared ones too."""
         return [weight for module in self.modules.values() for weight in module.parameters()]
 
@@ -131,11 +131,11 @@ class Shared:
 
 
 @dataclass(slots=True)
-class Step:
+class StepPass:
     """A pass under way."""
 
     tape: Tape
-    asked: Asked
+    asked: StepKey
     sharding: Sharding | None = None
     attention_weights: Tensor | None = None
     """What eager attention returns besides; the frame of the layer holds it to its end."""
@@ -159,7 +159,7 @@ class Step:
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        shape: kernels.Shape,
+        shape: kernels.AttentionShape,
         *,
         causal: bool = True,
         dropout: float = 0.0,
@@ -190,7 +190,7 @@ class Step:
         del q, k, v  # casts go with the call; then transformers lays the result out token by token
         return op.copy(tape, out) if out.headed else out
 
-    def repeats(self, mask: Tensor | None, shape: kernels.Shape) -> bool:
+    def repeats(self, mask: Tensor | None, shape: kernels.AttentionShape) -> bool:
         """Whether transformers repeats keys and values itself (integrations/sdpa_attention.py)."""
         if self.asked.attention == "eager":
             return False
@@ -199,7 +199,7 @@ class Step:
         return shape.heads != shape.key_heads and (mask is not None or shape.head > 256)
 
 
-def build_layer(segment: Segment, asked: Asked, found: Parameters, shared: dict[str, Module]) -> Layer:
+def build_layer(segment: Segment, asked: StepKey, found: Parameters, shared: dict[str, Module]) -> Layer:
     """Make the modules of a segment; `shared` knows those whose weights others borrow."""
     modules_of: dict[str, Module] = {}
     attentions = []
@@ -213,7 +213,7 @@ def build_layer(segment: Segment, asked: Asked, found: Parameters, shared: dict[
     return Layer(modules_of, tuple(attentions), segment.dropout, segment.prefix)
 
 
-def _module(described: Described, path: str, asked: Asked, found: Parameters, shared: dict[str, Module]) -> Module:
+def _module(described: Described, path: str, asked: StepKey, found: Parameters, shared: dict[str, Module]) -> Module:
     def trained(suffix: str) -> bool:
         return f"{path}{suffix}" in found.trained_names
 
@@ -225,14 +225,14 @@ def _module(described: Described, path: str, asked: Asked, found: Parameters, sh
     else:
         own = path if described.kind in ("experts", "parameter") else f"{path}.weight"
         shape = described.weight_shape()
-        weight = Weight(prod(shape), dtype, shape[0], trained=own in found.trained_names, stored=stored)
+        weight = TapeParameter(prod(shape), dtype, shape[0], trained=own in found.trained_names, stored=stored)
     module = Module(described.rows, described.columns, weight, copies=described.copies, chosen=described.active)
     if described.bias:
         size = described.columns if described.kind == "norm" else described.rows
-        module.bias = Weight(size, dtype, size, trained=trained(".bias"), stored=stored)
+        module.bias = TapeParameter(size, dtype, size, trained=trained(".bias"), stored=stored)
     if path in found.packed_paths:
         packed = found.packed_paths[path] // 2 // BYTES[asked.storage]
-        module.weight = Weight(packed, BYTES[asked.storage], packed, trained=False)
+        module.weight = TapeParameter(packed, BYTES[asked.storage], packed, trained=False)
         module.packed = BYTES[asked.precision]
     adapter = found.adapted.get(path)
     if adapter is not None:
@@ -240,7 +240,7 @@ def _module(described: Described, path: str, asked: Asked, found: Parameters, sh
         ranks = adapter.copies * adapter.rank
         stored = FP32 if asked.adapter == "fp32" else BYTES[asked.base]
         module.adapter = (
-            Weight(a, asked.adapter_dtype, ranks, trained=True, stored=stored),
-            Weight(b, asked.adapter_dtype, adapter.rows, trained=True, stored=stored),
+            TapeParameter(a, asked.adapter_dtype, ranks, trained=True, stored=stored),
+            TapeParameter(b, asked.adapter_dtype, adapter.rows, trained=True, stored=stored),
         )
     return module

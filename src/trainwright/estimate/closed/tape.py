@@ -55,10 +55,10 @@ class Tensor:
         storage: Storage | None,
         elements: Size,
         dtype: int,
-        node: Node | None = None,
+        node: GraphNode | None = None,
         *,
         dense: bool = True,
-        weight: Weight | None = None,
+        weight: TapeParameter | None = None,
     ) -> None:
         self.storage, self.elements, self.dtype, self.node = storage, elements, dtype, node
         self.dense = dense
@@ -69,7 +69,7 @@ class Tensor:
         """Laid out head by head, not token by token; flash attention lays its result out alike."""
 
 
-class Weight:
+class TapeParameter:
     """A parameter: what autocast and the engine know of it."""
 
     __slots__ = ("dtype", "elements", "gradient", "node", "rows", "stored", "tensor", "trained")
@@ -79,11 +79,11 @@ class Weight:
         self.stored = stored or dtype
         """Dtype of a shard of it, which FSDP2 casts before it gathers."""
         self.gradient: Storage | None = None
-        self.node = Node(1 << 60, (), None, leaf=self) if trained else None
+        self.node = GraphNode(1 << 60, (), None, leaf=self) if trained else None
         self.tensor = Tensor(None, complex(elements), dtype, self.node, weight=self)
 
 
-class Node:
+class GraphNode:
     """A step of the backward pass: whom it hands gradients to, with the size and dtype that they must have."""
 
     __slots__ = ("backward", "edges", "hook", "leaf", "order")
@@ -91,9 +91,9 @@ class Node:
     def __init__(
         self,
         order: int,
-        edges: Sequence[tuple[Node, Size, int] | None],
+        edges: Sequence[tuple[GraphNode, Size, int] | None],
         backward: Callable[[Tensor], Any] | None,
-        leaf: Weight | None = None,
+        leaf: TapeParameter | None = None,
     ) -> None:
         self.order, self.edges, self.backward, self.leaf = order, edges, backward, leaf
         self.hook: Callable[[], None] | None = None
@@ -202,13 +202,13 @@ class Tape:
         self.half = half
         """Dtype of autocast; None: it is off."""
         self.autocast: int | None = None
-        self.casts: dict[Weight, Tensor] = {}
+        self.casts: dict[TapeParameter, Tensor] = {}
         self.grad = True
         self.region: Region | None = None
         self.refilling: Region | None = None
         self.default_part = "temporaries"
         self.order = 0
-        self.accumulate: Callable[[Weight, list[Tensor]], None] = take_gradient
+        self.accumulate: Callable[[TapeParameter, list[Tensor]], None] = take_gradient
         """Called with a weight and a list of its gradient alone, from which it takes it."""
 
     def mark(self, name: str) -> None:
@@ -279,7 +279,7 @@ class Tape:
         """Make `out` the result of a node with these inputs."""
         self.order += 1
         edges = [(t.node, t.elements, t.dtype) if t is not None and t.node is not None else None for t in inputs]
-        out.node = Node(self.order, edges, backward)
+        out.node = GraphNode(self.order, edges, backward)
         return out
 
     @contextmanager
@@ -330,9 +330,9 @@ class Tape:
         result = Tensor(out.storage, out.elements, out.dtype)
         return self.link(result, [hidden], backward)
 
-    def run_backward(self, root: Node, gradient: Tensor) -> None:
+    def run_backward(self, root: GraphNode, gradient: Tensor) -> None:
         """torch/csrc/autograd/engine.cpp: nodes whose gradient is complete go, the youngest first."""
-        waiting: dict[Node, int] = {root: 0}
+        waiting: dict[GraphNode, int] = {root: 0}
         stack = [root]
         while stack:
             for edge in stack.pop().edges:
@@ -344,10 +344,10 @@ class Tape:
                 else:
                     waiting[node] = 1
                     stack.append(node)
-        buffers: dict[Node, list[Tensor]] = {root: [gradient]}
+        buffers: dict[GraphNode, list[Tensor]] = {root: [gradient]}
         del gradient, stack
         count = 0
-        ready: list[tuple[int, int, Node]] = [(-root.order, count, root)]
+        ready: list[tuple[int, int, GraphNode]] = [(-root.order, count, root)]
         while ready:
             node = heappop(ready)[2]
             if node.hook is not None:
@@ -427,7 +427,7 @@ def end(storages: list[Storage]) -> None:
         storages.pop()
 
 
-class Leaf(Node):
+class Leaf(GraphNode):
     """A tensor that is no parameter and receives a gradient; the graph keeps it alive as it would a parameter."""
 
     __slots__ = ("gradient", "storage")
@@ -438,7 +438,7 @@ class Leaf(Node):
         self.gradient: Tensor | None = None
 
 
-def take_gradient(weight: Weight, held: list[Tensor]) -> None:
+def take_gradient(weight: TapeParameter, held: list[Tensor]) -> None:
     """AccumulateGrad on a parameter without a gradient: it takes what it is given, or copies what others hold."""
     gradient = held[0]
     assert gradient.storage is not None
@@ -451,19 +451,19 @@ def take_gradient(weight: Weight, held: list[Tensor]) -> None:
     weight.gradient = storage
 
 
-def take_passing_gradient(weight: Weight, held: list[Tensor]) -> None:
+def take_passing_gradient(weight: TapeParameter, held: list[Tensor]) -> None:
     """The same on a gathered weight, whose gradient goes when its unit reduces."""
     weight.gradient = held.pop().storage
 
 
-def leave_gradient(weight: Weight, held: list[Tensor]) -> None:
+def leave_gradient(weight: TapeParameter, held: list[Tensor]) -> None:
     """AccumulateGrad where a gradient's memory is there already: it is added in place, or copied to DDP's bucket."""
     gradient = held.pop()
     assert gradient.storage is not None
     gradient.storage.tape.summed.add(gradient.storage.key)
 
 
-def hand_over_gradient(weight: Weight, held: list[Tensor]) -> None:
+def hand_over_gradient(weight: TapeParameter, held: list[Tensor]) -> None:
     """DDP's last micro-batch: what was summed up is copied to the bucket and goes."""
     gradient = held[0]
     leave_gradient(weight, held)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import prod
 
 from trainwright.estimate.closed.states import BYTES, Held, Parameters, Shape, elements
-from trainwright.estimate.closed.tape import Storage, Tape, Tensor, Weight
+from trainwright.estimate.closed.tape import Storage, Tape, TapeParameter, Tensor
 from trainwright.estimate.request import Request
 
 BUCKET = 200_000_000
@@ -93,7 +93,7 @@ class Buckets:
         if accumulating and self._stage == 1:
             self._open()  # it reduces at the end of a step alone, and keeps its buckets until then
 
-    def take(self, weight: Weight, held: list[Tensor]) -> None:
+    def take(self, weight: TapeParameter, held: list[Tensor]) -> None:
         """A gradient is complete (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         tape, gradient = self._tape, held.pop()
         if self._buffers is None and self._stage < 3:

@@ -30,7 +30,7 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MicroBatchPace:
     """Seconds of one micro-batch on the slowest rank, the multiprocessors that it has, and its bytes a second."""
 
     forward_s: float
@@ -39,7 +39,7 @@ class Pace:
     bandwidth: float
 
 
-def exposed_s(request: Request, link: Link, rate: float, tensors: Tensors, pace: Pace) -> float:
+def exposed_s(request: Request, link: Link, rate: float, tensors: Tensors, pace: MicroBatchPace) -> float:
     """Seconds that communication adds to one step, what it hides behind computation left out.
 
     Copies between tensors and the buffers that travel are added whole: they take the bandwidth that others would have.
@@ -74,7 +74,7 @@ def _copied_bytes(request: Request, tensors: Tensors) -> float:
             return 0.0
 
 
-def _waited_s(request: Request, link: Link, rate: float, tensors: Tensors, pace: Pace) -> float:
+def _waited_s(request: Request, link: Link, rate: float, tensors: Tensors, pace: MicroBatchPace) -> float:
     ranks, steps = request.world_size, request.gradient_accumulation_steps
     taken = link.channels / pace.multiprocessors if pace.multiprocessors else 0.0
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trainwright.anatomy.adapters import Adapter, Lora, adapters
-from trainwright.anatomy.flops import Batch, StepFlops, step_flops
+from trainwright.anatomy.flops import ForwardInput, StepFlops, step_flops
 from trainwright.anatomy.parameters import path_of
-from trainwright.anatomy.parts import Anatomy, Attention, Over, Part, Segment, Weight
+from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Over, Part, Segment
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import traffic
 from trainwright.estimate.time.kernels import attention_s, matmul_s, stream_s
@@ -27,7 +27,7 @@ _FLASH = frozenset({"auto", "flash", "cudnn", "flash_attention_2"})
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PhaseTime:
     """Seconds by kernel class, and the number of kernels that are launched."""
 
     matmul_s: float = 0.0
@@ -40,26 +40,28 @@ class Phase:
         """Of all kernels."""
         return self.matmul_s + self.attention_s + self.memory_s
 
-    def __add__(self, other: Phase) -> Phase:
-        return Phase(
+    def __add__(self, other: PhaseTime) -> PhaseTime:
+        return PhaseTime(
             self.matmul_s + other.matmul_s,
             self.attention_s + other.attention_s,
             self.memory_s + other.memory_s,
             self.kernels + other.kernels,
         )
 
-    def times(self, factor: float) -> Phase:
+    def times(self, factor: float) -> PhaseTime:
         """The same, `factor` times."""
-        return Phase(self.matmul_s * factor, self.attention_s * factor, self.memory_s * factor, self.kernels * factor)
+        return PhaseTime(
+            self.matmul_s * factor, self.attention_s * factor, self.memory_s * factor, self.kernels * factor
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class TimedPasses:
     """The passes over one micro-batch."""
 
-    forward: Phase
-    recompute: Phase
-    backward: Phase
+    forward: PhaseTime
+    recompute: PhaseTime
+    backward: PhaseTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +81,19 @@ def arithmetic_of(request: Request, speed: Speed) -> Arithmetic:
     return "bf16" if dtype == "bf16" else "fp16"
 
 
-def batch_of(anatomy: Anatomy, request: Request) -> Batch:
+def batch_of(anatomy: Anatomy, request: Request) -> ForwardInput:
     """The micro-batch, in the words of the anatomy."""
     kinds = {id(segment.operations): segment for segment in anatomy.segments}
     source = any(map(_over_source, kinds.values()))
     length = (request.target_length or request.sequence_length) if source else request.sequence_length
-    return Batch(request.micro_batch_size, length, request.sequence_length if source else 0)
+    return ForwardInput(request.micro_batch_size, length, request.sequence_length if source else 0)
 
 
-def micro_batch(anatomy: Anatomy, request: Request, speed: Speed) -> Passes:
+def micro_batch(anatomy: Anatomy, request: Request, speed: Speed) -> TimedPasses:
     """Work out the passes over one micro-batch."""
     batch = batch_of(anatomy, request)
     lora = lora_of(request.method)
-    forward, recompute, backward = Phase(), Phase(), Phase()
+    forward, recompute, backward = PhaseTime(), PhaseTime(), PhaseTime()
     kinds = layer_kinds(anatomy)
     chosen = adapters(shortened(anatomy, (layer for found in kinds for layer in found[:2])), lora) if lora else {}
     for block in _blocks(anatomy, request, batch, lora, kinds):
@@ -100,22 +102,22 @@ def micro_batch(anatomy: Anatomy, request: Request, speed: Speed) -> Passes:
         forward += made[0].times(block.count)
         recompute += made[1].times(block.count)
         backward += made[2].times(block.count)
-    return Passes(forward, recompute, backward)
+    return TimedPasses(forward, recompute, backward)
 
 
 def _over_source(segment: Segment) -> bool:
-    return any(isinstance(o, Weight) and o.over == "source" for o in segment.operations)
+    return any(isinstance(o, ModuleWeight) and o.over == "source" for o in segment.operations)
 
 
-def _adapted(block: _Block, chosen: Mapping[str, Adapter]) -> Iterator[tuple[Weight, Adapter]]:
+def _adapted(block: _Block, chosen: Mapping[str, Adapter]) -> Iterator[tuple[ModuleWeight, Adapter]]:
     for segment in block.segments:
         for operation in segment.operations:
-            if isinstance(operation, Weight) and (found := chosen.get(path_of(segment, operation))):
+            if isinstance(operation, ModuleWeight) and (found := chosen.get(path_of(segment, operation))):
                 yield operation, found
 
 
 def _blocks(
-    anatomy: Anatomy, request: Request, batch: Batch, lora: Lora | None, kinds: list[list[Segment]]
+    anatomy: Anatomy, request: Request, batch: ForwardInput, lora: Lora | None, kinds: list[list[Segment]]
 ) -> Iterator[_Block]:
     """The model without its repetitions, and then one more layer of each kind for all the others."""
     attention = anatomy.attention_for(request.attention)
@@ -160,12 +162,12 @@ class _Timing:
     anatomy: Anatomy
     request: Request
     speed: Speed
-    batch: Batch
+    batch: ForwardInput
     block: _Block
-    adapted: tuple[tuple[Weight, Adapter], ...]
+    adapted: tuple[tuple[ModuleWeight, Adapter], ...]
     """The matrices of this block that have an adapter."""
 
-    def phases(self) -> tuple[Phase, Phase, Phase]:
+    def phases(self) -> tuple[PhaseTime, PhaseTime, PhaseTime]:
         """Forward, recomputation, backward."""
         flops = self.block.flops
         layers = any(segment.is_layer for segment in self.block.segments)
@@ -174,11 +176,13 @@ class _Timing:
         backward = self._phase(flops.backward, backward=True)
         recompute = self._phase(self._recomputed(), backward=False)
         if not any(flops.backward.values()):
-            backward, moved = Phase(), replace(moved, backward=0.0, backward_kernels=0.0)
-        forward += Phase(memory_s=stream_s(self.speed, moved.forward), kernels=moved.forward_kernels)
-        backward += Phase(memory_s=stream_s(self.speed, moved.backward), kernels=moved.backward_kernels)
+            backward, moved = PhaseTime(), replace(moved, backward=0.0, backward_kernels=0.0)
+        forward += PhaseTime(memory_s=stream_s(self.speed, moved.forward), kernels=moved.forward_kernels)
+        backward += PhaseTime(memory_s=stream_s(self.speed, moved.backward), kernels=moved.backward_kernels)
         if any(flops.recompute.values()) and layers:
-            recompute += Phase(memory_s=stream_s(self.speed, layer_moved.forward), kernels=layer_moved.forward_kernels)
+            recompute += PhaseTime(
+                memory_s=stream_s(self.speed, layer_moved.forward), kernels=layer_moved.forward_kernels
+            )
         return forward, recompute, backward
 
     @cached_property
@@ -186,11 +190,11 @@ class _Timing:
         return self.batch.counts(self.anatomy)
 
     @cached_property
-    def _matrices_by_part(self) -> Mapping[Part, Sequence[Weight]]:
-        found: dict[Part, list[Weight]] = {}
+    def _matrices_by_part(self) -> Mapping[Part, Sequence[ModuleWeight]]:
+        found: dict[Part, list[ModuleWeight]] = {}
         for segment in self.block.segments:
             for operation in segment.operations:
-                if isinstance(operation, Weight) and operation.is_matmul:
+                if isinstance(operation, ModuleWeight) and operation.is_matmul:
                     found.setdefault(operation.part, []).append(operation)
         return found
 
@@ -201,22 +205,22 @@ class _Timing:
             return flops.recompute
         return {part: count for part, count in flops.forward.items() if part not in ("head", "embedding")}
 
-    def _phase(self, flops: Mapping[Part, int], *, backward: bool) -> Phase:
+    def _phase(self, flops: Mapping[Part, int], *, backward: bool) -> PhaseTime:
         arithmetic = arithmetic_of(self.request, self.speed)
-        total = Phase()
+        total = PhaseTime()
         for part, count in flops.items():
             if not count:
                 continue
             if part == "attention":
-                total += Phase(attention_s=self._attention(arithmetic, count, backward=backward), kernels=1)
+                total += PhaseTime(attention_s=self._attention(arithmetic, count, backward=backward), kernels=1)
             elif part == "adapters":
                 kernels = len(self.adapted) * (4 if backward else 2)
-                total += Phase(matmul_s=self._adapters(count, backward=backward), kernels=kernels)
+                total += PhaseTime(matmul_s=self._adapters(count, backward=backward), kernels=kernels)
             else:
                 total += self._matrices(part, arithmetic, count, backward=backward)
         return total
 
-    def _matrices(self, part: Part, arithmetic: Arithmetic, flops: int, *, backward: bool) -> Phase:
+    def _matrices(self, part: Part, arithmetic: Arithmetic, flops: int, *, backward: bool) -> PhaseTime:
         """One part: each matrix its share of the operations, at the rate of its shape."""
         counts, weights = self._counts, self._matrices_by_part.get(part, ())
         sizes = [counts[w.over] * w.rows * w.columns * w.active for w in weights]
@@ -237,7 +241,7 @@ class _Timing:
             together = weight.copies // separate
             seconds += sum(matmul_s(self.speed, arithmetic, *shape, share, together=together) for shape in shapes)
             kernels += len(shapes) * separate
-        return Phase(matmul_s=seconds, kernels=kernels)
+        return PhaseTime(matmul_s=seconds, kernels=kernels)
 
     def _attention(self, arithmetic: Arithmetic, flops: int, *, backward: bool) -> float:
         attentions = [o for s in self.block.segments for o in s.operations if isinstance(o, Attention)]
@@ -312,7 +316,7 @@ class _Timing:
 
     def _weights_used(self, segment: Segment, widths: traffic.Widths) -> traffic.Moved:
         """Weights that are cast, or unpacked from 4 bits, each time that they are used, and gradients cast back."""
-        matrices = [o for o in segment.operations if isinstance(o, Weight) and o.is_matmul]
+        matrices = [o for o in segment.operations if isinstance(o, ModuleWeight) and o.is_matmul]
         c, request = widths.compute, self.request
         if request.method.type == "qlora":
             packed = sum(w.rows * w.columns * w.copies for w in matrices if is_packed(w, request))

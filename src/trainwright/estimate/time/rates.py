@@ -10,32 +10,32 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
 
-from trainwright.hardware.catalog import Figure, Gpu
+from trainwright.hardware.catalog import Figure, GpuSpec
 
 Arithmetic = Literal["bf16", "fp16", "tf32", "fp32"]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RateRange:
     """The slowest, the usual and the fastest of a rate, in its own unit."""
 
     slow: float
     usual: float
     fast: float
 
-    def __mul__(self, factor: float) -> Spread:
-        return Spread(self.slow * factor, self.usual * factor, self.fast * factor)
+    def __mul__(self, factor: float) -> RateRange:
+        return RateRange(self.slow * factor, self.usual * factor, self.fast * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """What one GPU achieves: products in operations a second, memory in bytes a second."""
 
-    matmul: dict[Arithmetic, Spread]
-    bandwidth: Spread
-    flash_forward: Spread | None
+    matmul: dict[Arithmetic, RateRange]
+    bandwidth: RateRange
+    flash_forward: RateRange | None
     """Of the tensor rate of the data sheet; None before Ampere, which FlashAttention-2 needs."""
-    flash_backward: Spread | None
+    flash_backward: RateRange | None
     peak: float
     """16-bit operations a second of the data sheet."""
     multiprocessors: int | None
@@ -94,11 +94,11 @@ _LARGE_BESIDE_BEST: Final = 0.94
 # fp32 without tensor cores, share of the data sheet: A100 0.93 to 0.98, V100 0.83 to 0.89, H100 0.78, T4 0.52 to 0.55;
 # chips whose second half of the cores does integers too reach less: RTX 3090 0.70, 4090 0.66, A6000 0.62 (z, l).
 _FP32: Final = {
-    "Ampere data centre": Spread(0.90, 0.95, 0.98),
-    "Volta": Spread(0.83, 0.87, 0.89),
-    "Hopper": Spread(0.75, 0.78, 0.80),
-    "Turing": Spread(0.50, 0.60, 0.75),
-    "other": Spread(0.55, 0.66, 0.72),
+    "Ampere data centre": RateRange(0.90, 0.95, 0.98),
+    "Volta": RateRange(0.83, 0.87, 0.89),
+    "Hopper": RateRange(0.75, 0.78, 0.80),
+    "Turing": RateRange(0.50, 0.60, 0.75),
+    "other": RateRange(0.55, 0.66, 0.72),
 }
 # Watts that a whole card draws for each TFLOPS of 16-bit products, where the power limit is what holds it back (z):
 # A6000 300 W for 121 TFLOPS; L40S 350 W for 267; A100 PCIe 300 W for 215 to 253. Weaker cards of the same chip have the
@@ -109,14 +109,14 @@ _WATTS_PER_TFLOPS: Final = {"Ampere": 300 / 121, "Ada": 350 / 267, "Hopper": 700
 _SHAPES: Final = 0.85
 # GeForce cards have half the tensor rate of the same chip elsewhere and clocks above those of the data sheet: 0.97 to
 # 1.12 of it was measured (z: RTX 2080, 3060, 3080, 3090, 4060 Ti, 4090, 5090).
-_GEFORCE: Final = Spread(0.82, 1.0, 1.10)
+_GEFORCE: Final = RateRange(0.82, 1.0, 1.10)
 # Where neither is known: the spread of all that is.
-_OTHERWISE: Final = Spread(0.62, 0.80, 0.95)
+_OTHERWISE: Final = RateRange(0.62, 0.80, 0.95)
 # Products with Apple's GPUs run at the rate of fp32, of which 0.65 to 0.72 was measured (z: M4, M3 Max).
-_APPLE: Final = Spread(0.50, 0.68, 0.72)
+_APPLE: Final = RateRange(0.50, 0.68, 0.72)
 # Element-wise kernels on large tensors, share of the data sheet: A100 80 GB 0.79, A6000 0.85, V100 0.87, 3090 Ti 0.85
 # (l, "VectorMul", at 8 bytes for each operation), A800 PCIe 0.89 (l, issue 4).
-_BANDWIDTH: Final = Spread(0.76, 0.85, 0.90)
+_BANDWIDTH: Final = RateRange(0.76, 0.85, 0.90)
 # Filling a pipeline takes a time, and so the more operations the faster a multiprocessor is. RTX 3090 Ti, with 512
 # operations a cycle, reaches 74.3 of its 81.3 TFLOPS in a product of 8192 x 4096 with k = 1024 (l, micro_bench.ipynb),
 # of which the last wave takes 6 %: as if k were 32 longer.
@@ -125,11 +125,11 @@ _FILL_AT_512: Final = 32
 # on A100 (arXiv 2307.08691, section 4.1); 0.73 and 0.70 on RTX A5000 (github.com/gpu-mode/ring-attention issue 10),
 # 0.76 and 0.75 on RTX 3090 with a causal mask (github.com/Dao-AILab/flash-attention issue 416). Written for Ampere, it
 # uses 0.35 of an H100 (arXiv 2407.08608, abstract); 0.31 and 0.30 with heads of 64 (flash-attention pull request 2688).
-_FLASH: Final = (Spread(0.60, 0.68, 0.74), Spread(0.52, 0.62, 0.70))
-_FLASH_HOPPER: Final = (Spread(0.30, 0.35, 0.40), Spread(0.27, 0.31, 0.35))
+_FLASH: Final = (RateRange(0.60, 0.68, 0.74), RateRange(0.52, 0.62, 0.70))
+_FLASH_HOPPER: Final = (RateRange(0.30, 0.35, 0.40), RateRange(0.27, 0.31, 0.35))
 
 
-def speed_of(gpu: Gpu) -> Speed:
+def speed_of(gpu: GpuSpec) -> Speed:
     """What this model achieves; 16-bit arithmetic only where its data sheet has it."""
     if gpu.key not in _KNOWN:
         _KNOWN[gpu.key] = _speed(gpu)
@@ -139,10 +139,12 @@ def speed_of(gpu: Gpu) -> Speed:
 _KNOWN: Final[dict[str, Speed]] = {}
 
 
-def _speed(gpu: Gpu) -> Speed:
+def _speed(gpu: GpuSpec) -> Speed:
     apple = gpu.kind == "mps"
     share = _APPLE if apple else _share_16(gpu)
-    rates: dict[Arithmetic, Spread] = {"fp32": (share if apple else _fp32_share(gpu)) * (gpu.fp32_tflops.value * 1e12)}
+    rates: dict[Arithmetic, RateRange] = {
+        "fp32": (share if apple else _fp32_share(gpu)) * (gpu.fp32_tflops.value * 1e12)
+    }
     sheet: dict[Arithmetic, Figure | None] = {
         "bf16": gpu.fp32_tflops if apple else gpu.bf16_tflops,
         "fp16": gpu.fp32_tflops if apple else gpu.fp16_tflops,
@@ -162,13 +164,13 @@ def _speed(gpu: Gpu) -> Speed:
     )
 
 
-def _fill(gpu: Gpu, tflops: float) -> float:
+def _fill(gpu: GpuSpec, tflops: float) -> float:
     if gpu.sm_count is None or gpu.boost_mhz is None:
         return 0.0
     return _FILL_AT_512 * tflops * 1e6 / (gpu.sm_count * gpu.boost_mhz) / 512
 
 
-def _share_16(gpu: Gpu) -> Spread:
+def _share_16(gpu: GpuSpec) -> RateRange:
     """Share of the data sheet's tensor rate: measured on this model, or what its power allows."""
     if gpu.fp16_tflops is None:
         return _OTHERWISE
@@ -176,21 +178,23 @@ def _share_16(gpu: Gpu) -> Spread:
     if best := _BEST.get(gpu.key):
         large = _LARGE.get(gpu.key) or tuple(_LARGE_BESIDE_BEST * value for value in best)
         usual = median(large) / peak
-        return Spread(_SHAPES * min(*large, *best) / peak, usual, max(1.03 * usual, *(value / peak for value in best)))
+        return RateRange(
+            _SHAPES * min(*large, *best) / peak, usual, max(1.03 * usual, *(value / peak for value in best))
+        )
     if "GeForce" in gpu.name:
         return _GEFORCE
     watts = _WATTS_PER_TFLOPS.get(gpu.architecture)
     if gpu.tdp_w is None or watts is None:
         return _OTHERWISE
     allowed = gpu.tdp_w.value / watts / peak
-    return Spread(min(_OTHERWISE.slow, 0.8 * allowed), min(_OTHERWISE.usual, allowed), _OTHERWISE.fast)
+    return RateRange(min(_OTHERWISE.slow, 0.8 * allowed), min(_OTHERWISE.usual, allowed), _OTHERWISE.fast)
 
 
-def _fp32_share(gpu: Gpu) -> Spread:
+def _fp32_share(gpu: GpuSpec) -> RateRange:
     family = "Ampere data centre" if gpu.compute_capability == (8, 0) else gpu.architecture
     return _FP32.get(family, _FP32["other"])
 
 
-def _is_large(gpu: Gpu) -> bool:
+def _is_large(gpu: GpuSpec) -> bool:
     """Chips with the new tensor instructions (wgmma), which FlashAttention-2 does not use: compute capability 9, 10."""
     return (gpu.compute_capability or (0, 0))[0] in (9, 10)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from trainwright.anatomy import Anatomy
 from trainwright.estimate.recent import Recent
 from trainwright.estimate.request import Request
-from trainwright.estimate.time.compute import Passes, micro_batch
+from trainwright.estimate.time.compute import TimedPasses, micro_batch
 from trainwright.estimate.time.rates import Speed
 from trainwright.estimate.time.size import Size, size_of
 
-_passes: Recent[Passes] = Recent()
+_passes: Recent[TimedPasses] = Recent()
 _sizes: Recent[Size] = Recent()
 
 
-def passes_of(anatomy: Anatomy, request: Request, speed: Speed) -> Passes:
+def passes_of(anatomy: Anatomy, request: Request, speed: Speed) -> TimedPasses:
     """Return the passes over one micro-batch."""
     key = (
         request.micro_batch_size,

@@ -9,15 +9,15 @@ from trainwright.anatomy import Anatomy
 from trainwright.estimate.figures import StepTime
 from trainwright.estimate.request import Request
 from trainwright.estimate.time.compute import micro_batch
-from trainwright.estimate.time.rates import Spread, speed_of
+from trainwright.estimate.time.rates import RateRange, speed_of
 from trainwright.hardware import catalog
 from trainwright.hardware.inventory import Device
 
 # Imports, CUDA contexts and communicators of one start of the workers. Imports take 3.7 to 4.7 s on two cores, a
 # context and its libraries about as long.
-_START_S: Final = Spread(60.0, 20.0, 8.0)
+_START_S: Final = RateRange(60.0, 20.0, 8.0)
 # Weights are read from disk or from the page cache: SATA SSD 0.5, NVMe 2 to 3, cache 6 GB/s.
-_READ_BYTES_S: Final = Spread(0.5e9, 2.0e9, 6.0e9)
+_READ_BYTES_S: Final = RateRange(0.5e9, 2.0e9, 6.0e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +83,6 @@ def _evaluation_s(anatomy: Anatomy, request: Request, devices: tuple[Device, ...
     return slowest * -(-samples // (batch * len(devices)))
 
 
-def _forward_s(anatomy: Anatomy, request: Request, gpu: catalog.Gpu) -> float:
+def _forward_s(anatomy: Anatomy, request: Request, gpu: catalog.GpuSpec) -> float:
     forward = micro_batch(anatomy, request, speed_of(gpu)).forward
     return forward.matmul_s + forward.attention_s + forward.memory_s

@@ -8,7 +8,7 @@ from math import prod
 
 from trainwright.anatomy.adapters import Lora, adapters
 from trainwright.anatomy.parameters import segment_parameters, trainable_parameters
-from trainwright.anatomy.parts import Anatomy, Segment, Weight
+from trainwright.anatomy.parts import Anatomy, ModuleWeight, Segment
 from trainwright.estimate.request import Method, Request
 
 
@@ -45,7 +45,7 @@ def shortened(anatomy: Anatomy, layers: Iterable[Segment]) -> Anatomy:
     return replace(anatomy, segments=tuple(s for s in anatomy.segments if not s.is_layer or id(s) in kept))
 
 
-def is_packed(weight: Weight, request: Request) -> bool:
+def is_packed(weight: ModuleWeight, request: Request) -> bool:
     """Whether a matrix of a layer lies in 4 bits: linears do, experts where each is a linear of its own."""
     if request.method.type != "qlora" or not weight.is_matmul or weight.part == "head":
         return False
@@ -76,10 +76,10 @@ def size_of(anatomy: Anatomy, request: Request) -> Size:
         times.get(segment.prefix, 1) * operation.rows * operation.columns * operation.copies
         for segment in short.segments
         for operation in segment.operations
-        if isinstance(operation, Weight) and is_packed(operation, request)
+        if isinstance(operation, ModuleWeight) and is_packed(operation, request)
     )
     return Size(total, trained, packed, 2 * sum(map(often, found)))
 
 
 def _tensors(segment: Segment) -> int:
-    return sum(1 for o in segment.operations if isinstance(o, Weight) for _ in o.parameters(""))
+    return sum(1 for o in segment.operations if isinstance(o, ModuleWeight) for _ in o.parameters(""))

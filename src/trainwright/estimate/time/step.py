@@ -11,10 +11,10 @@ from trainwright.errors import UserError
 from trainwright.estimate.figures import StepTime
 from trainwright.estimate.recent import Recent
 from trainwright.estimate.request import Request
-from trainwright.estimate.time.communication import Pace, Tensors, exposed_s
-from trainwright.estimate.time.compute import NF4_BYTES, Passes, Phase, arithmetic_of
+from trainwright.estimate.time.communication import MicroBatchPace, Tensors, exposed_s
+from trainwright.estimate.time.compute import NF4_BYTES, PhaseTime, TimedPasses, arithmetic_of
 from trainwright.estimate.time.links import Link, link_of
-from trainwright.estimate.time.rates import Speed, Spread, speed_of
+from trainwright.estimate.time.rates import RateRange, Speed, speed_of
 from trainwright.estimate.time.recent import passes_of, recent_size
 from trainwright.estimate.time.size import Size
 from trainwright.estimate.time.traffic import CAST_BYTES
@@ -30,7 +30,7 @@ _CLIPPING_PASSES: Final = 3
 _LAUNCH_S: Final = (12e-6, 13e-6)
 # CPU Adam of DeepSpeed: 0.22, 0.51, 1.03, 2.41, 2.57 s for 1, 2, 4, 8, 10 billion parameters (arXiv 2101.06840,
 # table 4; one DGX-2 node).
-_CPU_ADAM_PARAMETERS_S: Final = Spread(1.0e9, 4.0e9, 6.0e9)
+_CPU_ADAM_PARAMETERS_S: Final = RateRange(1.0e9, 4.0e9, 6.0e9)
 # Of the host: 24 to 30 microseconds on the 16 virtual cores beside an H200 (small models of
 # benchmarks/results/gpu_truth_h200.json over their kernels), 8 on a fast core.
 _LAUNCH_SLOWED: Final = (2.4, 1.0, 0.6)
@@ -43,7 +43,7 @@ class _Rank:
     """What one kind of GPU needs: its passes, and seconds of the update."""
 
     speed: Speed
-    passes: Passes
+    passes: TimedPasses
     update_s: float
 
 
@@ -51,7 +51,7 @@ class _Rank:
 class _Group:
     """Devices that train together: their kinds, whose each one is, how many nodes, and what connects them."""
 
-    kinds: Mapping[str, catalog.Gpu]
+    kinds: Mapping[str, catalog.GpuSpec]
     keys: tuple[str, ...]
     nodes: int
     link: Link
@@ -116,7 +116,7 @@ def step_time(
     )
 
 
-def _gpu(device: Device) -> catalog.Gpu:
+def _gpu(device: Device) -> catalog.GpuSpec:
     assert device.catalog_key is not None
     return catalog.catalog().gpus[device.catalog_key]
 
@@ -160,7 +160,7 @@ def _parts(
     slowest = max(kinds, key=lambda course: course.alone_s)
     steps, passes = request.gradient_accumulation_steps, (slowest.forward, slowest.recompute, slowest.backward)
     bandwidth = _end(slowest.speed.bandwidth, slowest.end)
-    pace = Pace(slowest.forward_s, slowest.backward_s, slowest.speed.multiprocessors, bandwidth)
+    pace = MicroBatchPace(slowest.forward_s, slowest.backward_s, slowest.speed.multiprocessors, bandwidth)
     parts = {
         "matrix products": steps * sum(phase.matmul_s for phase in passes),
         "attention": steps * sum(phase.attention_s for phase in passes),
@@ -173,20 +173,20 @@ def _parts(
     return {part: seconds for part, seconds in parts.items() if seconds > 0}
 
 
-def _stretched(phase: Phase, products: float, attention: float, memory: float) -> Phase:
-    return Phase(phase.matmul_s * products, phase.attention_s * attention, phase.memory_s * memory, phase.kernels)
+def _stretched(phase: PhaseTime, products: float, attention: float, memory: float) -> PhaseTime:
+    return PhaseTime(phase.matmul_s * products, phase.attention_s * attention, phase.memory_s * memory, phase.kernels)
 
 
-def _longer(rate: Spread, end: int) -> float:
+def _longer(rate: RateRange, end: int) -> float:
     return rate.usual / _end(rate, end)
 
 
-def _wait_s(phase: Phase, launch_s: float) -> float:
+def _wait_s(phase: PhaseTime, launch_s: float) -> float:
     """Seconds in which the GPU waits for the next kernel to be launched."""
     return max(0.0, phase.kernels * launch_s - phase.seconds)
 
 
-def _end(spread: Spread, end: int) -> float:
+def _end(spread: RateRange, end: int) -> float:
     return (spread.slow, spread.usual, spread.fast)[end]
 
 

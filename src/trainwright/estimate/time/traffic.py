@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.anatomy.adapters import Adapter
-from trainwright.anatomy.parts import Anatomy, Attention, Over, Segment, Weight
+from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Over, Segment
 from trainwright.estimate.request import Request
 
 _NO_ROTARY: Final = frozenset({"bert", "gpt2", "gpt_bigcode", "opt", "t5", "mpt", "bloom", "vit"})
@@ -97,7 +97,7 @@ def layer(anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, 
     s = widths.stream
     trained, fused = request.method.type == "full", "norm" in request.fused_kernels
     rotary = anatomy.family not in _NO_ROTARY
-    is_rms = not any(o.bias for o in segment.operations if isinstance(o, Weight) and o.kind == "norm")
+    is_rms = not any(o.bias for o in segment.operations if isinstance(o, ModuleWeight) and o.kind == "norm")
     for operation in segment.operations:
         if isinstance(operation, Attention):
             if rotary:
@@ -125,7 +125,7 @@ def _rotary(request: Request, widths: Widths) -> Moved:
     return Moved(32, 44, 7, 9) if widths.casts else Moved(10 * c, 12 * c, 5, 6)
 
 
-def _heads_normed(weight: Weight, segment: Segment) -> int:
+def _heads_normed(weight: ModuleWeight, segment: Segment) -> int:
     """How often the norm of a head's queries or keys is applied to a token; 1 for norms of whole tokens."""
     attention = next((o for o in segment.operations if isinstance(o, Attention)), None)
     if attention is None or weight.columns != attention.head_dim:
@@ -138,7 +138,9 @@ def drops(anatomy: Anatomy, segment: Segment) -> bool:
     return segment.dropout or (anatomy.family == "bert" and segment.is_layer)
 
 
-def _around(anatomy: Anatomy, weight: Weight, segment: Segment, request: Request, widths: Widths, count: int) -> Moved:
+def _around(
+    anatomy: Anatomy, weight: ModuleWeight, segment: Segment, request: Request, widths: Widths, count: int
+) -> Moved:
     """What stands around one product: cast of its input, bias, dropout, residual sum; the experts' routing."""
     s, c = widths.stream, widths.compute
     total = Moved()
@@ -161,7 +163,7 @@ def _around(anatomy: Anatomy, weight: Weight, segment: Segment, request: Request
     return total
 
 
-def separate_copies(weight: Weight, request: Request) -> int:
+def separate_copies(weight: ModuleWeight, request: Request) -> int:
     """Number of kernels that a module of experts takes: stacked ones are worked on together."""
     return weight.copies if request.separate_experts else 1
 
@@ -170,7 +172,9 @@ def _activation(
     anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]
 ) -> Moved:
     """The nonlinearity between the products of an MLP, with the product of gate and value where it has them."""
-    wide = [o for o in segment.operations if isinstance(o, Weight) and o.part in ("mlp", "experts") and o.is_matmul]
+    wide = [
+        o for o in segment.operations if isinstance(o, ModuleWeight) and o.part in ("mlp", "experts") and o.is_matmul
+    ]
     if len(wide) < 2:
         return Moved()
     down = wide[-1]

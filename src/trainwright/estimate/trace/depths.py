@@ -16,12 +16,12 @@ from trainwright.estimate.request import Request
 from trainwright.estimate.trace.model import build_config
 from trainwright.estimate.trace.report import in_order, part_of_each, training_records
 from trainwright.estimate.trace.run import Run, prepare, trace
-from trainwright.estimate.trace.tracker import Phase, Record
+from trainwright.estimate.trace.tracker import Record, TracePhase
 
 SHALLOWEST = 3
 """The first and the last layer differ from those between in what is alive around them."""
 
-Point = tuple[Phase, str, str]
+Point = tuple[TracePhase, str, str]
 Parts = dict[str, int]
 
 
@@ -87,7 +87,7 @@ def _points(run: Run) -> dict[Point, Parts]:
     parts = part_of_each(run.tracker, records)
     now: Counter[str] = Counter()
     found: dict[Point, Parts] = {}
-    highest: dict[tuple[Phase, str], int] = {}
+    highest: dict[tuple[TracePhase, str], int] = {}
     total = 0
     for record in records:
         total += record.size_bytes

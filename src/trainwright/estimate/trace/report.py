@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.estimate.allocator import CachingAllocator, Event, replay
+from trainwright.estimate.allocator import CachingAllocator, MemoryEvent, replay
 from trainwright.estimate.figures import PARTS
 from trainwright.estimate.request import Request
 from trainwright.estimate.script import ScriptRequest
 from trainwright.estimate.trace.run import Run
-from trainwright.estimate.trace.tracker import Phase, Record, Tracker
+from trainwright.estimate.trace.tracker import Record, TracePhase, Tracker
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Peak:
+class TracedPeak:
     """The highest point of a run or a phase, in bytes as tensors ask for them."""
 
     requested_bytes: int
-    phase: Phase
+    phase: TracePhase
     operator: str
     parts: dict[str, int]
 
@@ -111,7 +111,7 @@ def part_of_each(tracker: Tracker, records: Sequence[Record]) -> dict[int, str]:
     until the last micro-batch). All else is temporary.
     """
     parts = dict(tracker.parts)
-    born: dict[int, Phase] = {}
+    born: dict[int, TracePhase] = {}
     for record in records:
         if record.size_bytes > 0:
             born[record.key] = record.phase
@@ -127,17 +127,17 @@ def part_of_each(tracker: Tracker, records: Sequence[Record]) -> dict[int, str]:
     return parts
 
 
-def phase_peaks(records: Sequence[Record], parts: dict[int, str]) -> list[Peak]:
+def phase_peaks(records: Sequence[Record], parts: dict[int, str]) -> list[TracedPeak]:
     """Return the peak of each phase of the steps, in the order they come in."""
     now: Counter[str] = Counter()
     total = 0
-    peaks: dict[Phase, Peak] = {}
+    peaks: dict[TracePhase, TracedPeak] = {}
     for record in records:
         total += record.size_bytes
         now[parts[record.key]] += record.size_bytes
         phase = record.phase
         if phase.step > 0 and (phase not in peaks or total > peaks[phase].requested_bytes):
-            peaks[phase] = Peak(total, phase, record.operator, in_order(now))
+            peaks[phase] = TracedPeak(total, phase, record.operator, in_order(now))
     return list(peaks.values())
 
 
@@ -149,11 +149,11 @@ def in_order(parts: Counter[str]) -> dict[str, int]:
 
 def _allocator(request: Request | ScriptRequest, records: Sequence[Record]) -> CachingAllocator:
     return replay(
-        (Event(record.key, record.size_bytes, record.stream, record.held) for record in records),
+        (MemoryEvent(record.key, record.size_bytes, record.stream, record.held) for record in records),
         expandable_segments=request.expandable_segments,
         capacity_bytes=request.capacity_bytes,
     )
 
 
-def _place(peak: Peak) -> dict[str, Any]:
+def _place(peak: TracedPeak) -> dict[str, Any]:
     return {"phase": peak.phase.name, "step": peak.phase.step, "operator": peak.operator}

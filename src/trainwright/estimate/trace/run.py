@@ -27,7 +27,7 @@ from trainwright.estimate.trace.model import (
 )
 from trainwright.estimate.trace.optimizers import build_optimizer, state_tensors
 from trainwright.estimate.trace.steps import recipe_of
-from trainwright.estimate.trace.tracker import Phase, Tracker
+from trainwright.estimate.trace.tracker import TracePhase, Tracker
 
 STEPS = 2
 
@@ -100,7 +100,7 @@ def run(request: Request, mode: AbstractContextManager[Any], *, mesh: Any = None
             _give_values(model)
         counts = parameter_counts(model)
         if request.strategy == "fsdp1":
-            tracker.phase = Phase("wrapping", 0)
+            tracker.phase = TracePhase("wrapping", 0)
         forward = wrap(model, request, mesh)
         gc.collect()
         label_model(tracker, forward)
@@ -134,24 +134,24 @@ def _step(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     pixels = torch.float32 if request.autocast else DTYPES[request.base_dtype]
     for index in range(request.gradient_accumulation_steps):
-        tracker.phase = Phase("forward", step)
+        tracker.phase = TracePhase("forward", step)
         batch = make_batch(request, config, request.micro_batch_size, pixels=pixels)
         tracker.label(batch.values(), "inputs")
         last = index == request.gradient_accumulation_steps - 1
         with synchronize_in(model, last=last, each=request.sync_each_micro_batch):
             loss = recipe.micro_step(model, batch)
-            tracker.phase = Phase("backward", step)
+            tracker.phase = TracePhase("backward", step)
             loss.backward()
         del loss
         tracker.label((p.grad for p in trained if p.grad is not None), "gradients")
-    tracker.phase = Phase("optimizer", step)
+    tracker.phase = TracePhase("optimizer", step)
     recipe.update(optimizer, trained, model)
     tracker.label(state_tensors(optimizer), "optimizer")
 
 
 def _evaluate(tracker: Tracker, request: Request, config: Any, model: nn.Module) -> None:
     assert request.evaluation_batch_size is not None
-    tracker.phase = Phase("evaluation", STEPS)
+    tracker.phase = TracePhase("evaluation", STEPS)
     model.eval()
     pixels = torch.float32 if request.autocast else DTYPES[request.base_dtype]
     batch = make_batch(request, config, request.evaluation_batch_size, pixels=pixels)

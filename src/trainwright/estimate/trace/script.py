@@ -31,7 +31,7 @@ from trainwright.estimate.trace import fake_cuda, kernels, played_gpu, played_gr
 from trainwright.estimate.trace.model import let_masks_be_skipped, parameter_counts, without_initial_values
 from trainwright.estimate.trace.optimizers import state_tensors
 from trainwright.estimate.trace.run import Run, label_model, untraceable
-from trainwright.estimate.trace.tracker import Phase
+from trainwright.estimate.trace.tracker import TracePhase
 from trainwright.estimate.trace.values import AskedDevices, KnownAnswers, ScriptTracker
 
 
@@ -132,7 +132,7 @@ class _Progress:
         self._records_at_end = 0
         self.static_bytes = 0
         self.parameters: dict[str, int] = {}
-        tracker.phase = Phase("preparation", 1)
+        tracker.phase = TracePhase("preparation", 1)
 
     def steps(self) -> int:
         """Return the steps that every optimizer has made which has made any."""
@@ -144,11 +144,11 @@ class _Progress:
         backward = torch.autograd.backward
 
         def watched_backward(*args: Any, **kwargs: Any) -> None:
-            self._tracker.phase = Phase("backward", self.steps() + 1)
+            self._tracker.phase = TracePhase("backward", self.steps() + 1)
             try:
                 backward(*args, **kwargs)
             finally:
-                self._tracker.phase = Phase("optimizer", self.steps() + 1)
+                self._tracker.phase = TracePhase("optimizer", self.steps() + 1)
 
         self._first_forward = register_module_forward_pre_hook(self._begin)
         hooks = [
@@ -181,7 +181,7 @@ class _Progress:
         self._forward(module, args)
 
     def _forward(self, module: nn.Module, args: Any) -> None:
-        self._tracker.phase = Phase("forward", self.steps() + 1)
+        self._tracker.phase = TracePhase("forward", self.steps() + 1)
 
     def _update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

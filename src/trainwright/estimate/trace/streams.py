@@ -43,7 +43,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-class Event:
+class InstantEvent:
     """An event for which nobody waits in vain."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class Event:
         """Return True: all work is done."""
         return True
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: InstantEvent) -> float:
         """Return a millisecond: no time passes here."""
         return 1.0
 
@@ -83,12 +83,12 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         """Do nothing."""
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: InstantEvent) -> None:
         """Do nothing."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: InstantEvent | None = None) -> InstantEvent:
         """Return the event, or a new one, recorded."""
-        event = event or Event()
+        event = event or InstantEvent()
         event.record()
         return event
 
@@ -148,7 +148,7 @@ def install(device_count: int) -> None:
     if _installed:
         return
     _installed = True
-    cuda.Stream, cuda.Event, torch.Event = Stream, Event, Event
+    cuda.Stream, cuda.Event, torch.Event = Stream, InstantEvent, InstantEvent
     cuda.current_stream = lambda device=None: _entered[-1]
     cuda.default_stream = lambda device=None: _entered[0]
     cuda.stream = cuda.StreamContext = _using

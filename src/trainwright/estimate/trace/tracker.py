@@ -21,7 +21,7 @@ from trainwright.estimate.trace.memo import Memo
 aten = torch.ops.aten
 
 
-class Phase(NamedTuple):
+class TracePhase(NamedTuple):
     """A stretch of the run: what is done, in which step (0 before the first)."""
 
     name: str
@@ -34,7 +34,7 @@ class Record(NamedTuple):
     key: int
     size_bytes: int
     stream: int
-    phase: Phase
+    phase: TracePhase
     operator: str
     held: bool = False
 
@@ -55,7 +55,7 @@ class Tracker(TorchDispatchMode):
         self.records: list[Record] = []
         self.parts: dict[int, str] = {}
         """Part of the memory a key belongs to, where it is known."""
-        self.phase = Phase("setup", 0)
+        self.phase = TracePhase("setup", 0)
         self.operators = 0
         """Run in the steps; building a model takes a few more the first time in a process."""
         self._device_type = device_type

@@ -11,7 +11,7 @@ from trainwright.evaluate.thinking import CHANNEL_MARKERS, MARKERS, opened_by, w
 
 
 @dataclass
-class Encoder:
+class PromptEncoder:
     """A tokenizer, whether its chat template is used, and how many tokens the model reads (None: no limit known)."""
 
     tokenizer: Any

@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, set_seed
 from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.engines.batching import MOST_ON_CPU, MOST_ON_GPU, Room, longest_first, shared_prefix
 from trainwright.evaluate.engines.continuous import generate_continuously, why_not_continuous
-from trainwright.evaluate.engines.encoding import Encoder
+from trainwright.evaluate.engines.encoding import PromptEncoder
 from trainwright.evaluate.engines.engine import EngineSettings, Generated
 from trainwright.evaluate.engines.loading import load, out_of_memory_hints
 from trainwright.evaluate.engines.prefix import Prefix
@@ -46,7 +46,7 @@ class TransformersEngine:
         loaded = load(settings)
         self._devices = settings.devices
         self._model, self._tokenizer = loaded.model, loaded.tokenizer
-        self._encoder = Encoder(loaded.tokenizer, settings.chat_template, loaded.longest)
+        self._encoder = PromptEncoder(loaded.tokenizer, settings.chat_template, loaded.longest)
         self._prefix = Prefix(loaded.model)
         most = MOST_ON_CPU if settings.devices == "cpu" else MOST_ON_GPU
         self._room = Room(loaded.free_bytes, loaded.anatomy, loaded.dtype, most)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 
-from trainwright.evaluate.engines.encoding import Encoder
+from trainwright.evaluate.engines.encoding import PromptEncoder
 from trainwright.evaluate.engines.engine import EngineSettings, Generated
 from trainwright.model_folder import require_safe
 
@@ -40,7 +40,7 @@ class VllmEngine:
             **({} if settings.batch_size == "auto" else {"max_num_seqs": settings.batch_size}),
         )
         longest = self._llm.llm_engine.model_config.max_model_len
-        self._encoder = Encoder(self._llm.get_tokenizer(), settings.chat_template, longest)
+        self._encoder = PromptEncoder(self._llm.get_tokenizer(), settings.chat_template, longest)
 
     @property
     def notes(self) -> list[str]:

@@ -39,7 +39,7 @@ ENCODER_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 OTHER_BACKENDS = ("onnx/*", "openvino/*")
 
 
-class Encoder:
+class PassageEncoder:
     """A sentence-transformers model: safetensors only, and no code that came with it."""
 
     def __init__(self, folder: Path, *, device: str | None = None) -> None:
@@ -75,7 +75,7 @@ class Encoder:
 class DenseIndex:
     """Embeddings of the passages on disk, with what embeds a query."""
 
-    def __init__(self, passages: PassageFile, embeddings: Path, encoder: Encoder) -> None:
+    def __init__(self, passages: PassageFile, embeddings: Path, encoder: PassageEncoder) -> None:
         import numpy as np
 
         self._passages, self._encoder = passages, encoder
@@ -183,7 +183,7 @@ def _embed(index: Path, encoder: Path, unfinished: Path) -> None:
     """Write the embeddings front to back: a full disk is then an error, where a map would end the process."""
     import numpy as np
 
-    passages, model = PassageFile(index), Encoder(encoder)
+    passages, model = PassageFile(index), PassageEncoder(encoder)
     total = len(passages)
     tell(f"embedding {total:,} passages with {encoder.name}")
     with unfinished.open("wb") as file:

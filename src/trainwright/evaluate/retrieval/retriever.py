@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.evaluate.retrieval.bm25 import Bm25Index, open_index
-from trainwright.evaluate.retrieval.dense import DenseIndex, Encoder, find_encoder, open_embeddings
+from trainwright.evaluate.retrieval.dense import DenseIndex, PassageEncoder, find_encoder, open_embeddings
 from trainwright.evaluate.retrieval.fusion import reciprocal_rank_fusion
 from trainwright.evaluate.retrieval.passages import Chunking, Passage
 
@@ -17,7 +17,7 @@ FUSED = 100
 
 
 @dataclass(frozen=True)
-class Search:
+class PassageQuery:
     """A query, how many passages are wanted, and the ids of those that are known already and not wanted again."""
 
     query: str
@@ -28,7 +28,7 @@ class Search:
 class Retriever(Protocol):
     """Anything that finds passages for many queries at once."""
 
-    def search(self, searches: Sequence[Search]) -> list[list[Passage]]:
+    def search(self, searches: Sequence[PassageQuery]) -> list[list[Passage]]:
         """Return the new passages that each search finds, the best first; fewer where there are no more."""
         ...
 
@@ -39,10 +39,10 @@ class Bm25:
 
     index: Bm25Index
 
-    def search(self, searches: Sequence[Search]) -> list[list[Passage]]:
+    def search(self, searches: Sequence[PassageQuery]) -> list[list[Passage]]:
         return [_new(asked, self._ranking(asked)) for asked in searches]
 
-    def _ranking(self, asked: Search) -> list[Passage]:
+    def _ranking(self, asked: PassageQuery) -> list[Passage]:
         return [hit.passage for hit in self.index.search(asked.query, _depth([asked]))]
 
 
@@ -52,7 +52,7 @@ class Dense:
 
     index: DenseIndex
 
-    def search(self, searches: Sequence[Search]) -> list[list[Passage]]:
+    def search(self, searches: Sequence[PassageQuery]) -> list[list[Passage]]:
         rankings = self.index.search([asked.query for asked in searches], _depth(searches))
         return [_new(asked, ranking) for asked, ranking in zip(searches, rankings, strict=True)]
 
@@ -64,7 +64,7 @@ class Hybrid:
     words: Bm25Index
     dense: DenseIndex
 
-    def search(self, searches: Sequence[Search]) -> list[list[Passage]]:
+    def search(self, searches: Sequence[PassageQuery]) -> list[list[Passage]]:
         depth = max(FUSED, _depth(searches))
         nearest = self.dense.search([asked.query for asked in searches], depth)
         by_words = [[hit.passage for hit in self.words.search(asked.query, depth)] for asked in searches]
@@ -74,12 +74,12 @@ class Hybrid:
         ]
 
 
-def _depth(searches: Sequence[Search]) -> int:
+def _depth(searches: Sequence[PassageQuery]) -> int:
     """Return how long a ranking must be for each search to find its new passages in it."""
     return max(asked.k + len(asked.known) for asked in searches)
 
 
-def _new(asked: Search, ranking: Sequence[Passage]) -> list[Passage]:
+def _new(asked: PassageQuery, ranking: Sequence[Passage]) -> list[Passage]:
     return [passage for passage in ranking if passage.id not in asked.known][: asked.k]
 
 
@@ -117,6 +117,6 @@ def open_retriever(prepared: Mapping[str, Any]) -> Retriever:
     words = Bm25Index(Path(prepared["folder"]))
     if prepared["method"] == "bm25":
         return Bm25(words)
-    encoder = Encoder(Path(prepared["encoder"]), device="cpu")
+    encoder = PassageEncoder(Path(prepared["encoder"]), device="cpu")
     dense = DenseIndex(words.passages, Path(prepared["embeddings"]), encoder)
     return Dense(dense) if prepared["method"] == "dense" else Hybrid(words, dense)

@@ -10,7 +10,7 @@ from trainwright.evaluate.driving import Means, drive
 from trainwright.evaluate.engines.engine import Engine, EngineSettings
 from trainwright.evaluate.engines.opening import open_engine
 from trainwright.evaluate.episode import Episode
-from trainwright.evaluate.mdp import Process, Sigma
+from trainwright.evaluate.mdp import DecisionProcess, Sigma
 from trainwright.evaluate.metrics import Record
 from trainwright.evaluate.own import own_class
 from trainwright.evaluate.results import Lines
@@ -25,7 +25,7 @@ def work(wire: Wire) -> None:
     """Answer questions, a line on disk for each before it is told, until the command has no more."""
     messages = wire.messages()
     begin = next(messages)
-    process = Process(**{**begin["process"], "sigma": Sigma(begin["process"]["sigma"])})
+    process = DecisionProcess(**{**begin["process"], "sigma": Sigma(begin["process"]["sigma"])})
     strategies = {name: strategy(name, process) for name in begin["strategies"]}
     lines, writer = Lines(Path(begin["results"])), begin["writer"]
     retriever = open_retriever(begin["retrieval"]) if begin["retrieval"] else None

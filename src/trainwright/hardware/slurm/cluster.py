@@ -25,7 +25,7 @@ class NodeGpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class SlurmNode:
     """One node; `states` are Slurm's words (`MIXED`, `DRAIN`), `memory_mib` is what jobs can be given in all."""
 
     name: str
@@ -114,13 +114,13 @@ class Cluster:
     name: str
     version: str
     user: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
     partitions: tuple[Partition, ...]
     jobs: tuple[QueuedJob, ...]
     reservations: tuple[Reservation, ...]
     quotas: tuple[Quota, ...] | None
 
-    def nodes_of(self, partition: str) -> tuple[Node, ...]:
+    def nodes_of(self, partition: str) -> tuple[SlurmNode, ...]:
         """Return the nodes of a partition that are in service and have GPUs."""
         return tuple(n for n in self.nodes if partition in n.partitions and n.in_service and n.gpu_count)
 
@@ -144,7 +144,7 @@ class Cluster:
         return plain
 
 
-def gpus_by_type(nodes: Iterable[Node]) -> dict[str | None, tuple[int, int]]:
+def gpus_by_type(nodes: Iterable[SlurmNode]) -> dict[str | None, tuple[int, int]]:
     """Return for each type how many GPUs these nodes have, and how many of them are free now."""
     found: dict[str | None, tuple[int, int]] = {}
     for node in nodes:

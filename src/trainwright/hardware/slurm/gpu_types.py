@@ -9,7 +9,7 @@ from typing import Final
 
 from trainwright.errors import UserError
 from trainwright.hardware import catalog
-from trainwright.hardware.slurm.cluster import Cluster, Node
+from trainwright.hardware.slurm.cluster import Cluster, SlurmNode
 
 _MEMORY_FEATURE: Final = re.compile(
     r"(?:(?P<gpu>gpu|vram|gmem)[:_=-]?(?:mem)?[:_=-]?)?(?P<gib>\d{1,3})(?P<unit>gi?b?)?", re.IGNORECASE
@@ -102,12 +102,12 @@ def assumptions(cluster: Cluster, told: Mapping[str, str]) -> list[str]:
     return list(found)
 
 
-def key_of(node: Node, kind: str | None, told: Mapping[str, str]) -> str | None:
+def key_of(node: SlurmNode, kind: str | None, told: Mapping[str, str]) -> str | None:
     """Return the catalogue's key of a type on a node."""
     return model_of(kind, node.features, told).key
 
 
-def _narrowed(found: Sequence[catalog.Gpu], feature: str, value: str) -> list[catalog.Gpu]:
+def _narrowed(found: Sequence[catalog.GpuSpec], feature: str, value: str) -> list[catalog.GpuSpec]:
     """What a feature leaves of the models found so far, or where none is, what it names itself."""
     named = catalog.variants_of(value)
     if not found:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trainwright.hardware import catalog
-from trainwright.hardware.slurm.cluster import Cluster, Node, Partition, gpus_by_type
+from trainwright.hardware.slurm.cluster import Cluster, Partition, SlurmNode, gpus_by_type
 from trainwright.hardware.slurm.gpu_types import assumptions, model_of
 
 MOST_NODES: Final = 40
@@ -123,7 +123,7 @@ def _nodes(cluster: Cluster) -> Iterator[str]:
         yield f"and {len(with_gpus) - MOST_NODES} more: --json has them all"
 
 
-def _node(node: Node) -> tuple[str, ...]:
+def _node(node: SlurmNode) -> tuple[str, ...]:
     memory_free = (node.memory_mib - node.memory_used_mib) / _MIB_PER_GIB
     return (
         node.name,

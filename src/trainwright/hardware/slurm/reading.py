@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.hardware.reading import printable
-from trainwright.hardware.slurm.cluster import Cluster, Node, NodeGpus, Partition, QueuedJob, Quota, Reservation
+from trainwright.hardware.slurm.cluster import Cluster, NodeGpus, Partition, QueuedJob, Quota, Reservation, SlurmNode
 
 QUEUE_FORMAT: Final = "%i|%u|%T|%P|%b|%D|%r|%S"
 QUOTA_FORMAT: Final = "Account,GrpTRES,MaxTRES,MaxJobs"
@@ -95,10 +95,10 @@ def _pairs(config: str) -> Iterator[tuple[str, str]]:
             yield key.strip(), printable(value.strip())
 
 
-def _node(fields: Mapping[str, str]) -> Node:
+def _node(fields: Mapping[str, str]) -> SlurmNode:
     used = dict(_gpu_counts(fields.get("GresUsed", "")))
     states = [part for state in fields.get("State", "UNKNOWN").split("+") for part in _states(state)]
-    return Node(
+    return SlurmNode(
         name=fields["NodeName"],
         gpus=tuple(
             NodeGpus(type=kind, count=count, used=min(count, used.get(kind, 0)))

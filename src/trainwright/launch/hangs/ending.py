@@ -10,7 +10,7 @@ from trainwright.errors import ExitCode
 from trainwright.launch.failures import Failure
 from trainwright.launch.hangs.evidence import look
 from trainwright.launch.hangs.fault import Hang, find_fault
-from trainwright.launch.hangs.places import Place, heartbeats
+from trainwright.launch.hangs.places import RankSection, heartbeats
 from trainwright.launch.hangs.watching import Watching, stands_still
 from trainwright.launch.showing import tell
 from trainwright.runs.folder import RunFolder
@@ -48,7 +48,7 @@ class Hangs:
             return None
         return hang
 
-    def _places(self, ended: Collection[int]) -> list[Place]:
+    def _places(self, ended: Collection[int]) -> list[RankSection]:
         self._looked_s = time.monotonic()
         return self._watching.see(heartbeats(self._folder, self._attempt), ended, self._looked_s)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 
 from trainwright.launch.hangs.flight import FlightRecord, read_flight_record
-from trainwright.launch.hangs.places import Place
+from trainwright.launch.hangs.places import RankSection
 from trainwright.launch.hangs.stacks import Thread, feeding_thread, main_thread, threads_in, worker_thread
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json, write_json_atomic
@@ -28,7 +28,7 @@ STOPPED: Final = ("T", "t")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class ProcessState:
     """A process as the kernel shows it (proc(5)), and the line of the program that it stands at, if it tells."""
 
     pid: int
@@ -45,18 +45,18 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RankEvidence:
     """All that was found of one rank; None is "it did not answer"."""
 
-    process: Process | None = None
+    process: ProcessState | None = None
     feeds_at: str | None = None
     """Where the thread that makes its batches stands."""
     in_collective: bool = False
-    children: tuple[Process, ...] = ()
+    children: tuple[ProcessState, ...] = ()
     flight: FlightRecord | None = None
 
 
-def look(folder: RunFolder, attempt: int, places: Collection[Place]) -> dict[int, Evidence]:
+def look(folder: RunFolder, attempt: int, places: Collection[RankSection]) -> dict[int, RankEvidence]:
     """Ask every rank where it stands, and return what came within some seconds; nothing is harmed by it.
 
     The ranks of other machines are looked at by their node's launcher, which sees the request on the shared disk.
@@ -107,18 +107,18 @@ def answer_other_machine(folder: RunFolder, attempt: int, answered_ns: int) -> i
     return asked_ns
 
 
-def _asked(place: Place) -> dict[str, Any]:
+def _asked(place: RankSection) -> dict[str, Any]:
     return {"rank": place.rank, "pid": place.pid, "node": place.node, "section": place.section}
 
 
-def _answer(folder: RunFolder, attempt: int, rank: int, since_ns: int) -> Evidence:
+def _answer(folder: RunFolder, attempt: int, rank: int, since_ns: int) -> RankEvidence:
     flight, process = folder.flight_record(attempt, rank), folder.process_json(attempt, rank)
     found: Mapping[str, Any] = read_json(process) if _is_newer(process, since_ns) else {}
-    return Evidence(
-        process=Process(**found["process"]) if found else None,
+    return RankEvidence(
+        process=ProcessState(**found["process"]) if found else None,
         feeds_at=found.get("feeds_at"),
         in_collective=bool(found.get("in_collective")),
-        children=tuple(Process(**child) for child in found.get("children", ())),
+        children=tuple(ProcessState(**child) for child in found.get("children", ())),
         flight=read_flight_record(flight) if _is_newer(flight, since_ns) else None,
     )
 
@@ -162,7 +162,7 @@ def _threads_after(path: Path, offset: int) -> list[Thread]:
     return []
 
 
-def _with_stack(child: Process, stacks: Path) -> Process:
+def _with_stack(child: ProcessState, stacks: Path) -> ProcessState:
     """Return a worker with its place: forked from its rank, it writes into the same file, so each in its turn."""
     worker = worker_thread(_dump([(child.pid, stacks)]).get(child.pid, []))
     return child if worker is None else _process(child.pid, worker)
@@ -176,12 +176,12 @@ def _listens(pid: int) -> bool:
     return bool(int(status.get("SigCgt", "0"), 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
-def _process(pid: int, thread: Thread | None) -> Process:
+def _process(pid: int, thread: Thread | None) -> ProcessState:
     status = _status(pid)
     waits_in = None
     with suppress(OSError):
         waits_in = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n 0") or None
-    return Process(
+    return ProcessState(
         pid=pid,
         name=status.get("Name", "gone"),
         state=status["State"][0] if "State" in status else None,
@@ -198,7 +198,7 @@ def _status(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def _children(pid: int) -> list[Process]:
+def _children(pid: int) -> list[ProcessState]:
     try:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.Error:

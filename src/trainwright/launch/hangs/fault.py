@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from trainwright.launch.hangs.evidence import STOPPED, Evidence
+from trainwright.launch.hangs.evidence import STOPPED, RankEvidence
 from trainwright.launch.hangs.flight import Collective
-from trainwright.launch.hangs.places import Place
+from trainwright.launch.hangs.places import RankSection
 
 Kind = Literal["hang", "hang/stopped", "hang/silent", "collective-mismatch", "uneven-data", "data-starvation/stuck"]
 """What kind of hang it is, by the names of the doctor's causes."""
@@ -41,7 +41,7 @@ class Hang:
         return cls(data["kind"], tuple(data["ranks"]), data["why"], tuple(data["shown"]))
 
 
-def find_fault(places: Collection[Place], evidence: Mapping[int, Evidence]) -> Hang:
+def find_fault(places: Collection[RankSection], evidence: Mapping[int, RankEvidence]) -> Hang:
     """Return what holds the run up.
 
     In the order of what proves most: a process that is stopped, calls that do not match, a rank that is gone, one
@@ -61,9 +61,9 @@ Found = tuple[Kind, tuple[int, ...], str]
 class _Judging:
     """The rules, one a method; each returns None where it does not apply."""
 
-    def __init__(self, places: Mapping[int, Place], evidence: Mapping[int, Evidence]) -> None:
+    def __init__(self, places: Mapping[int, RankSection], evidence: Mapping[int, RankEvidence]) -> None:
         self._places = places
-        self._evidence = {rank: evidence.get(rank, Evidence()) for rank in places}
+        self._evidence = {rank: evidence.get(rank, RankEvidence()) for rank in places}
         self._others = "; the others wait for it" if len(places) > 1 else ""
 
     def stopped(self) -> Found | None:

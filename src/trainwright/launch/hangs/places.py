@@ -24,7 +24,7 @@ NO_SIGN_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankSection:
     """Where a rank stands, for how long, and how long it may; `silent_s` is the age of its last sign of life."""
 
     rank: int

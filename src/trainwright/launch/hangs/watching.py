@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from trainwright.launch.hangs.places import START_S, Place, limit_s
+from trainwright.launch.hangs.places import START_S, RankSection, limit_s
 
 MOST_BETWEEN_LOOKS_S: Final = 5.0
 """A longer time counts as this: a machine that was suspended, or a launcher that was stopped, proves nothing."""
@@ -21,7 +21,7 @@ class Watching:
         self._places: dict[int, tuple[object, float]] = dict.fromkeys(range(ranks), (None, 0.0))
         self._signs: dict[int, tuple[object, float]] = dict.fromkeys(range(ranks), (None, 0.0))
 
-    def see(self, beats: Mapping[int, Mapping[str, Any]], ended: Collection[int], now_s: float) -> list[Place]:
+    def see(self, beats: Mapping[int, Mapping[str, Any]], ended: Collection[int], now_s: float) -> list[RankSection]:
         """Take in the heartbeats as of `now_s`, a monotonic clock; return where the ranks are.
 
         A rank without one has not begun. `ended` are those whose process is gone.
@@ -30,12 +30,12 @@ class Watching:
         self._looked_s = now_s
         return [self._place(rank, beats.get(rank), rank in ended) for rank in self._places]
 
-    def _place(self, rank: int, beat: Mapping[str, Any] | None, ended: bool) -> Place:
+    def _place(self, rank: int, beat: Mapping[str, Any] | None, ended: bool) -> RankSection:
         if beat is None:
             start_s = max(START_S, limit_s({"section": "start"}, self._timeout_s))
-            return Place(rank=rank, section="start", there_s=self._clock_s, limit_s=start_s, ended=ended)
+            return RankSection(rank=rank, section="start", there_s=self._clock_s, limit_s=start_s, ended=ended)
         where = (beat.get("step"), beat["section"], beat["section_since_s"])
-        return Place(
+        return RankSection(
             rank=rank,
             section=beat["section"],
             there_s=self._since(self._places, rank, where),
@@ -53,7 +53,7 @@ class Watching:
         return self._clock_s - known[rank][1]
 
 
-def stands_still(places: Collection[Place]) -> bool:
+def stands_still(places: Collection[RankSection]) -> bool:
     """Say whether no rank gets on: each is overdue, or has ended while others have not.
 
     One that may still be where it is, in a save say, is what the others wait for: nothing hangs.

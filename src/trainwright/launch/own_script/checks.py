@@ -25,7 +25,7 @@ SAME_STEPS = 0.02
 
 
 @dataclass(frozen=True)
-class Check:
+class ScriptCheck:
     """One question and its answer."""
 
     level: Level
@@ -35,7 +35,7 @@ class Check:
         return f"check {self.level}: {self.text}"
 
 
-def check_attempt(folder: RunFolder, attempt: int, layout: Layout, samples: int | None) -> list[Check]:
+def check_attempt(folder: RunFolder, attempt: int, layout: Layout, samples: int | None) -> list[ScriptCheck]:
     """Return the checks of an attempt that has run, and keep them among the run's events."""
     start = ScriptStart.read(folder.script_json(attempt))
     checks = [_processes(folder, start), *_gpus(folder, start)]
@@ -48,23 +48,23 @@ def check_attempt(folder: RunFolder, attempt: int, layout: Layout, samples: int 
     return checks
 
 
-def _processes(folder: RunFolder, start: ScriptStart) -> Check:
+def _processes(folder: RunFolder, start: ScriptStart) -> ScriptCheck:
     attempt_dir = folder.attempt_dir(start.attempt)
     started = len(list(attempt_dir.glob("rank_*.started.json")))
     if started != start.ranks:
-        return Check("problem", f"processes: {started} started, {start.ranks} planned")
+        return ScriptCheck("problem", f"processes: {started} started, {start.ranks} planned")
     joined = processes_joined(folder, start.attempt)
     if joined is None and start.ranks > 1:
-        return Check(
+        return ScriptCheck(
             "warning",
             f"processes: {started} started; whether they train together is not known: the script calls no "
             "trainwright.report and prints no `Number of processes`",
         )
     if joined not in (None, start.ranks):
-        return Check(
+        return ScriptCheck(
             "problem", f"processes: {started} started, but the script's own group is of {joined}: each trains alone"
         )
-    return Check("ok", f"processes: {started} started" + (" and joined" if start.ranks > 1 else ""))
+    return ScriptCheck("ok", f"processes: {started} started" + (" and joined" if start.ranks > 1 else ""))
 
 
 def processes_joined(folder: RunFolder, attempt: int) -> int | None:
@@ -79,19 +79,19 @@ def processes_joined(folder: RunFolder, attempt: int) -> int | None:
     return int(said[-1]) if said else None
 
 
-def _gpus(folder: RunFolder, start: ScriptStart) -> Iterator[Check]:
+def _gpus(folder: RunFolder, start: ScriptStart) -> Iterator[ScriptCheck]:
     for path in sorted(folder.attempt_dir(start.attempt).glob("gpus_of_rank_*.json")):
         highest: Mapping[str, int | None] = json.loads(path.read_text())
         idle = [name for name, pct in highest.items() if pct == 0]
         unknown = [name for name, pct in highest.items() if pct is None]
         where = _node_of(path, start)
         if idle:
-            yield Check("problem", f"GPUs{where}: {', '.join(idle)} never busy while the script ran")
+            yield ScriptCheck("problem", f"GPUs{where}: {', '.join(idle)} never busy while the script ran")
         elif unknown:
-            yield Check("warning", f"GPUs{where}: how busy {', '.join(unknown)} was cannot be read")
+            yield ScriptCheck("warning", f"GPUs{where}: how busy {', '.join(unknown)} was cannot be read")
         else:
             told = ", ".join(f"{name} up to {pct} %" for name, pct in highest.items())
-            yield Check("ok", f"GPUs{where} busy: {told}")
+            yield ScriptCheck("ok", f"GPUs{where} busy: {told}")
 
 
 def _node_of(path: Path, start: ScriptStart) -> str:
@@ -125,21 +125,23 @@ def _expected(folder: RunFolder, layout: Layout, samples: int | None) -> tuple[f
     return None
 
 
-def _steps(seen: float | None, expected: tuple[float, str] | None, layout: Layout) -> Check:
+def _steps(seen: float | None, expected: tuple[float, str] | None, layout: Layout) -> ScriptCheck:
     if seen is None:
-        return Check("warning", "steps an epoch: not known, as the metrics tell of no epoch")
+        return ScriptCheck("warning", "steps an epoch: not known, as the metrics tell of no epoch")
     if expected is None:
-        return Check("warning", f"steps an epoch: {seen:,.0f}; nothing to compare with (set data.path to a jsonl file)")
+        return ScriptCheck(
+            "warning", f"steps an epoch: {seen:,.0f}; nothing to compare with (set data.path to a jsonl file)"
+        )
     steps, basis = expected
     if _agree(seen, steps):
-        return Check("ok", f"steps an epoch: {seen:,.0f} ({basis})")
+        return ScriptCheck("ok", f"steps an epoch: {seen:,.0f} ({basis})")
     if layout.ranks > 1 and _agree(seen, steps * layout.ranks):
-        return Check(
+        return ScriptCheck(
             "problem",
             f"steps an epoch: {seen:,.0f}, {layout.ranks} times the {steps:,.0f} of {basis}: "
             "every process goes over all of the data",
         )
-    return Check(
+    return ScriptCheck(
         "warning", f"steps an epoch: {seen:,.0f}, not the {steps:,.0f} of {basis}: the script's own batch differs"
     )
 
@@ -148,7 +150,7 @@ def _agree(seen: float, expected: float) -> bool:
     return abs(seen - expected) <= max(1.0, SAME_STEPS * expected)
 
 
-def worst(checks: Sequence[Check]) -> Level:
+def worst(checks: Sequence[ScriptCheck]) -> Level:
     """Return the gravest level among checks."""
     order: dict[Any, int] = {"ok": 0, "warning": 1, "problem": 2}
     return max((check.level for check in checks), key=order.__getitem__, default="ok")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from types import TracebackType
 
-from trainwright.launch.own_script.log_formats import Bar, Figures, read_bar, read_line
+from trainwright.launch.own_script.log_formats import LoggedFigures, ProgressBar, read_bar, read_line
 from trainwright.launch.showing import LONGEST_REST_BYTES
 from trainwright.reporting import step_records
 from trainwright.runs.folder import RunFolder
@@ -29,7 +29,7 @@ class LogMetrics:
         self._reported = folder.attempt_dir(attempt) / "reported.json"
         self._rest = b""
         self._steps = BarSteps()
-        self._waiting: Figures | None = None
+        self._waiting: LoggedFigures | None = None
         self._has_figures = False
         self._warned: set[str] = set()
 
@@ -67,13 +67,13 @@ class LogMetrics:
             self._place_waiting(self._steps.step)
             self._waiting = figures
 
-    def _take_bar(self, bar: Bar) -> None:
+    def _take_bar(self, bar: ProgressBar) -> None:
         step = self._steps.step_of(bar)
         if step is None:
             return
         pace = {} if bar.step_s is None else {"step_s": bar.step_s}
         if self._waiting is not None:
-            self._waiting = Figures(None, None, {**self._waiting.values, **pace}, self._waiting.source)
+            self._waiting = LoggedFigures(None, None, {**self._waiting.values, **pace}, self._waiting.source)
             self._place_waiting(step)
         elif self._steps.has_moved and (pace or bar.figures) and not self._has_figures:
             self._record(step, {**bar.figures, **pace}, "tqdm bar")
@@ -110,7 +110,7 @@ class BarSteps:
         self.has_moved = False
         self._total = self._done = self._before = 0
 
-    def step_of(self, bar: Bar) -> int | None:
+    def step_of(self, bar: ProgressBar) -> int | None:
         """Return the step of a bar, None where it is another than that of training, such as an evaluation's."""
         again = "epoch" in bar.description.lower() and bar.done < self._done and self._done == self._total
         if again:

@@ -48,7 +48,7 @@ _OF_A_WHOLE_RUN = ("train_runtime", "train_loss")
 
 
 @dataclass(frozen=True)
-class Bar:
+class ProgressBar:
     """One refresh of a progress bar of training."""
 
     description: str
@@ -59,7 +59,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Figures:
+class LoggedFigures:
     """The figures of one printed line; `step` is None where it does not say which, `source` names the format."""
 
     step: int | None
@@ -68,7 +68,7 @@ class Figures:
     source: str
 
 
-def read_bar(text: str) -> Bar | None:
+def read_bar(text: str) -> ProgressBar | None:
     """Return what a tqdm bar shows, None for other text and for bars that are not of training (`Map`, `Loading`)."""
     match = _BAR.match(text) if len(text) <= LONGEST_LINE else None
     if match is None:
@@ -81,10 +81,10 @@ def read_bar(text: str) -> Bar | None:
     if rate not in (None, "?") and float(rate) > 0:
         step_s = float(rate) if match["unit"] == "s/it" else 1 / float(rate)
     figures = {found["key"].strip(): _number(found["value"]) for found in _NAMED_FIGURE.finditer(match["postfix"])}
-    return Bar(description, int(match["n"]), int(match["total"]), step_s, figures)
+    return ProgressBar(description, int(match["n"]), int(match["total"]), step_s, figures)
 
 
-def read_line(line: str) -> Figures | None:
+def read_line(line: str) -> LoggedFigures | None:
     """Return the figures of a printed line, None where it holds no loss or other figure of training."""
     text = line.strip()
     if not text or len(text) > LONGEST_LINE:
@@ -92,7 +92,7 @@ def read_line(line: str) -> Figures | None:
     return _dictionary(text) or _step_line(text)
 
 
-def _dictionary(text: str) -> Figures | None:
+def _dictionary(text: str) -> LoggedFigures | None:
     """Read the Trainer's dict (numbers, or text that is one: transformers 5) or a line of JSON."""
     if not (text.startswith("{") and text.endswith("}")):
         return None
@@ -111,10 +111,10 @@ def _dictionary(text: str) -> Figures | None:
     step = next((figures.pop(key) for key in ("step", "global_step") if key in figures), None)
     if any(key in figures for key in _OF_A_WHOLE_RUN) or not _tells(figures):
         return None
-    return Figures(None if step is None else int(step), None, figures, source)
+    return LoggedFigures(None if step is None else int(step), None, figures, source)
 
 
-def _step_line(text: str) -> Figures | None:
+def _step_line(text: str) -> LoggedFigures | None:
     place = _STEP.search(text)
     values = {name: _number(found["value"]) for name, pattern in _FIGURES.items() if (found := pattern.search(text))}
     if not _tells(values) or place is None:
@@ -125,7 +125,7 @@ def _step_line(text: str) -> Figures | None:
             values["step_s"] = 1 / float(found[1]) if is_rate else float(found[1])
             break
     total = None if place["total"] is None else int(place["total"].replace(",", ""))
-    return Figures(int(place["step"].replace(",", "")), total, values, "step line")
+    return LoggedFigures(int(place["step"].replace(",", "")), total, values, "step line")
 
 
 def _tells(figures: Mapping[str, float]) -> bool:

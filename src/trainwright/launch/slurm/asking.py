@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainwright.errors import UserError
-from trainwright.hardware.slurm.cluster import Cluster, Node, Partition
+from trainwright.hardware.slurm.cluster import Cluster, Partition, SlurmNode
 from trainwright.hardware.slurm.commands import local_cluster
 from trainwright.hardware.slurm.reading import minutes
 from trainwright.job.loading import LoadedJob
@@ -109,11 +109,11 @@ def _partition(name: str | None, cluster: Cluster) -> Partition:
     raise UserError(missing, hints=[f"--partition with one of {names}"])
 
 
-def _count(node: Node, kind: str | None) -> int:
+def _count(node: SlurmNode, kind: str | None) -> int:
     return sum(gpus.count for gpus in node.gpus if kind in (None, gpus.type))
 
 
-def _share(asked: int | None, of_nodes: Sequence[int], nodes: Sequence[Node], count: int) -> int:
+def _share(asked: int | None, of_nodes: Sequence[int], nodes: Sequence[SlurmNode], count: int) -> int:
     """What is asked for, else of the node that has least, the share that goes with `count` of its GPUs."""
     return asked or min(max(1, total * count // node.gpu_count) for total, node in zip(of_nodes, nodes, strict=True))
 

@@ -20,7 +20,7 @@ from trainwright.plan.estimates import Amount
 from trainwright.plan.explain import seconds
 from trainwright.plan.reasons import devices_text
 from trainwright.plan.slurm.request import SlurmRequest
-from trainwright.plan.slurm.shapes import NodeKeys, Shape
+from trainwright.plan.slurm.shapes import GpuShape, NodeKeys
 from trainwright.plan.tuned import Tuned
 
 SPARE_MEMORY: Final = 1.25
@@ -42,7 +42,7 @@ class PlannedRequest:
     data are not known. `jobs` is how many jobs of this length, one after the other, the run may need.
     """
 
-    shape: Shape
+    shape: GpuShape
     request: SlurmRequest
     job: Job
     plan: Plan
@@ -57,7 +57,7 @@ class PlannedRequest:
 class Impossible:
     """A way to ask for GPUs on which the job does not run, with why."""
 
-    shape: Shape
+    shape: GpuShape
     why: str
 
 
@@ -73,7 +73,7 @@ class Ask:
 
 
 def planned_requests(
-    job: Job, given: Collection[str], wanted: Iterable[Shape], ask: Ask
+    job: Job, given: Collection[str], wanted: Iterable[GpuShape], ask: Ask
 ) -> tuple[list[PlannedRequest], list[Impossible]]:
     """Return a planned request for every shape that the job can run on, and the others with the reason.
 
@@ -133,7 +133,7 @@ class _Planner:
         self._ask = ask
         self._known: dict[tuple[tuple[NodeKeys, ...], int], tuple[Job, Plan]] = {}
 
-    def planned(self, shape: Shape) -> PlannedRequest:
+    def planned(self, shape: GpuShape) -> PlannedRequest:
         """Plan for all that the shape may bring; raises _DoesNotRunError where the job does not run on one of it."""
         plans = [self._plan(nodes, shape.memory_mib) for nodes in shape.may_get]
         job, slowest = max(plans, key=lambda made: _slowness(made[1]))
@@ -198,7 +198,7 @@ def _slowness(plan: Plan) -> tuple[float, float]:
     return (math.inf if run is None else run.run_s, math.inf if time is None else time.step_s)
 
 
-def _time_limit(run: RunTime | None, shape: Shape) -> tuple[Choice[int], int]:
+def _time_limit(run: RunTime | None, shape: GpuShape) -> tuple[Choice[int], int]:
     """Return the time limit, and how many jobs of that length the run may need."""
     most = shape.partition.max_time_min
     if run is None:
@@ -213,7 +213,7 @@ def _time_limit(run: RunTime | None, shape: Shape) -> tuple[Choice[int], int]:
     return Choice(most, f"the partition's limit; {longest}, need {jobs} jobs: submit with --chain {jobs}"), jobs
 
 
-def _memory(plans: Iterable[tuple[Job, Plan]], shape: Shape) -> Choice[int]:
+def _memory(plans: Iterable[tuple[Job, Plan]], shape: GpuShape) -> Choice[int]:
     """Return the memory of each node: for the most that any of the plans needs."""
     needs = [
         0 if plan.estimate is None or plan.estimate.host is None else plan.estimate.host.node_bytes for _, plan in plans

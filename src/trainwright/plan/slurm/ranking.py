@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from trainwright.plan.slurm.planned import Impossible, PlannedRequest
-from trainwright.plan.slurm.shapes import Shape
+from trainwright.plan.slurm.shapes import GpuShape
 from trainwright.plan.slurm.wait import Wait
 
 SAME_FINISH: Final = 0.03
@@ -18,7 +18,7 @@ WHOLE_S: Final = 60
 
 
 @dataclass(frozen=True)
-class Strategy:
+class GuideStrategy:
     """One of the guide's ways to ask (S0-19 to S0-22) and what the guide claims of it.
 
     Of several types of GPU it takes the one that starts or finishes first or runs the shortest, as it `prefers`.
@@ -30,7 +30,7 @@ class Strategy:
     prefers: Literal["start", "finish", "run"]
     claim: str
 
-    def matches(self, shape: Shape) -> bool:
+    def matches(self, shape: GpuShape) -> bool:
         """Whether a shape is this way to ask, whatever the type."""
         return (shape.nodes, shape.gpus_per_node, shape.is_flexible) == (1, self.gpus, self.is_flexible)
 
@@ -47,10 +47,10 @@ class Strategy:
 
 
 STRATEGIES: Final = (
-    Strategy("quick start", 2, False, "start", "short queue, 1.5-2x one GPU, about 1.5 days where 4 GPUs take 1"),
-    Strategy("balanced", 3, False, "finish", "fast (2.2x)"),
-    Strategy("fastest", 4, False, "run", "long queue, 3.2x"),
-    Strategy("flexible", 4, True, "finish", "fastest queue; may get mixed GPUs, speed unpredictable"),
+    GuideStrategy("quick start", 2, False, "start", "short queue, 1.5-2x one GPU, about 1.5 days where 4 GPUs take 1"),
+    GuideStrategy("balanced", 3, False, "finish", "fast (2.2x)"),
+    GuideStrategy("fastest", 4, False, "run", "long queue, 3.2x"),
+    GuideStrategy("flexible", 4, True, "finish", "fastest queue; may get mixed GPUs, speed unpredictable"),
 )
 
 
@@ -73,7 +73,7 @@ class Ranked:
 class Followed:
     """What became of a strategy on this cluster: the request that it is here, or why there is none."""
 
-    strategy: Strategy
+    strategy: GuideStrategy
     ranked: Ranked | None
     why_not: str | None
 
@@ -106,7 +106,7 @@ class SlurmPlan:
             ranked = strategy.choose(self.ranked)
             yield Followed(strategy=strategy, ranked=ranked, why_not=None if ranked else self._why_not(strategy))
 
-    def _why_not(self, strategy: Strategy) -> str:
+    def _why_not(self, strategy: GuideStrategy) -> str:
         for each in self.refused:
             if strategy.matches(each.planned.shape):
                 return f"Slurm refuses it: {each.wait.refused}"

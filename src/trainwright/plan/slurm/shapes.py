@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.hardware.slurm.cluster import Cluster, Node, Partition
+from trainwright.hardware.slurm.cluster import Cluster, Partition, SlurmNode
 from trainwright.hardware.slurm.gpu_types import model_of
 
 MOST_NODES: Final = 8
@@ -19,7 +19,7 @@ NodeKeys = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class GpuShape:
     """A way to ask for GPUs: `gpus_per_node` of a type (None: of any) on each of `nodes`.
 
     `may_get` are all the sets of GPUs that the scheduler may give for it, one node's after the other. `memory_mib` is
@@ -52,9 +52,9 @@ class Shape:
         return f"gpu{kind}:{self.gpus_per_node}{on}{features}"
 
 
-def shapes(cluster: Cluster, told: Mapping[str, str], partition: str | None = None) -> list[Shape]:
+def shapes(cluster: Cluster, told: Mapping[str, str], partition: str | None = None) -> list[GpuShape]:
     """Return the ways worth comparing, of all partitions that take jobs, or of one."""
-    found: list[Shape] = []
+    found: list[GpuShape] = []
     for queue in cluster.partitions:
         if queue.is_up and partition in (None, queue.name):
             nodes = cluster.nodes_of(queue.name)
@@ -62,11 +62,11 @@ def shapes(cluster: Cluster, told: Mapping[str, str], partition: str | None = No
     return found
 
 
-def _typed(queue: Partition, nodes: Sequence[Node], told: Mapping[str, str]) -> Iterator[Shape]:
+def _typed(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, str]) -> Iterator[GpuShape]:
     models = _having(nodes, told)
     for kind in dict.fromkeys(kind for kind, _ in models):
         of_kind = {key: having for (other, key), having in models.items() if other == kind}
-        unclear: dict[str | None, list[tuple[Node, int]]] = {}
+        unclear: dict[str | None, list[tuple[SlurmNode, int]]] = {}
         for key, having in of_kind.items():
             rivals = nodes if kind is None else [node for nodes_ in of_kind.values() for node, _ in nodes_]
             is_only = len(models if kind is None else of_kind) == 1
@@ -81,8 +81,8 @@ def _typed(queue: Partition, nodes: Sequence[Node], told: Mapping[str, str]) -> 
 
 
 def _of_models(
-    queue: Partition, kind: str | None, constraint: str | None, models: Mapping[str | None, list[tuple[Node, int]]]
-) -> Iterator[Shape]:
+    queue: Partition, kind: str | None, constraint: str | None, models: Mapping[str | None, list[tuple[SlurmNode, int]]]
+) -> Iterator[GpuShape]:
     """One node with each number of GPUs, and several with as many as each of them has."""
     having = [entry for entries in models.values() for entry in entries]
     for count in _counts(max(there for _, there in having)):
@@ -98,7 +98,7 @@ def _of_models(
         yield _shape(queue, on, number, count, kind, constraint, (((key,) * count,) * number,))
 
 
-def _any_type(queue: Partition, nodes: Sequence[Node], told: Mapping[str, str]) -> Iterator[Shape]:
+def _any_type(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, str]) -> Iterator[GpuShape]:
     """One node with GPUs of whatever type; nothing new where the partition has only one."""
     if len(_having(nodes, told)) < 2:
         return
@@ -110,16 +110,16 @@ def _any_type(queue: Partition, nodes: Sequence[Node], told: Mapping[str, str]) 
 
 def _shape(
     queue: Partition,
-    nodes: Sequence[Node],
+    nodes: Sequence[SlurmNode],
     number: int,
     count: int,
     kind: str | None,
     constraint: str | None,
     may_get: tuple[tuple[NodeKeys, ...], ...],
-) -> Shape:
+) -> GpuShape:
     memory = sorted((node.memory_mib for node in nodes), reverse=True)[number - 1]
     cores = min(max(1, node.cores * count // node.gpu_count) for node in nodes)
-    return Shape(
+    return GpuShape(
         partition=queue,
         nodes=number,
         gpus_per_node=count,
@@ -132,10 +132,10 @@ def _shape(
 
 
 def _having(
-    nodes: Sequence[Node], told: Mapping[str, str]
-) -> dict[tuple[str | None, str | None], list[tuple[Node, int]]]:
+    nodes: Sequence[SlurmNode], told: Mapping[str, str]
+) -> dict[tuple[str | None, str | None], list[tuple[SlurmNode, int]]]:
     """Return the nodes that have each type and model, with how many."""
-    found: dict[tuple[str | None, str | None], list[tuple[Node, int]]] = {}
+    found: dict[tuple[str | None, str | None], list[tuple[SlurmNode, int]]] = {}
     for node in nodes:
         for gpus in node.gpus:
             key = model_of(gpus.type, node.features, told).key
@@ -143,14 +143,14 @@ def _having(
     return found
 
 
-def _telling_feature(having: Sequence[Node], nodes: Sequence[Node]) -> str | None:
+def _telling_feature(having: Sequence[SlurmNode], nodes: Sequence[SlurmNode]) -> str | None:
     """Return a feature that all these nodes have and no others."""
     others = {feature for node in nodes if node not in having for feature in node.features}
     common = [feature for feature in having[0].features if all(feature in node.features for node in having)]
     return next((feature for feature in common if feature not in others), None)
 
 
-def _keys(node: Node, told: Mapping[str, str]) -> list[tuple[str | None, int]]:
+def _keys(node: SlurmNode, told: Mapping[str, str]) -> list[tuple[str | None, int]]:
     return [(model_of(gpus.type, node.features, told).key, gpus.count) for gpus in node.gpus]
 
 

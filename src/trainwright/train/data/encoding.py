@@ -48,7 +48,7 @@ class Counts:
 
 
 @dataclass
-class Part:
+class DataPart:
     """One part of the data on its way into its cache: training or evaluation."""
 
     name: str
@@ -61,7 +61,7 @@ class Part:
 def encode_into(
     rows: Iterable[Located],
     task: Task,
-    part_of: Callable[[int], Part | None],
+    part_of: Callable[[int], DataPart | None],
     *,
     max_length: int,
     too_long: Literal["truncate", "drop", "error"],
@@ -83,7 +83,7 @@ def encode_into(
 
 
 def _append(
-    part: Part,
+    part: DataPart,
     task: Task,
     sample: Sample | None,
     location: str,
@@ -129,7 +129,7 @@ def _batches(rows: Iterable[Located]) -> Iterator[tuple[int, Sequence[Located]]]
             print(f"tokenizing: {done:,} rows, {done / (said - began):,.0f} rows/s", file=sys.stderr, flush=True)
 
 
-def require_some(part: Part, source: str) -> None:
+def require_some(part: DataPart, source: str) -> None:
     """Raise a UserError if no row of the part can be learned from, saying what became of them."""
     if part.counts.kept == 0:
         raise UserError(

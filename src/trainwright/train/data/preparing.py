@@ -16,7 +16,7 @@ from trainwright.errors import UserError
 from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
 from trainwright.train.data import cache
 from trainwright.train.data.columns import check_text, find_columns
-from trainwright.train.data.encoding import Part, encode_into, require_some
+from trainwright.train.data.encoding import DataPart, encode_into, require_some
 from trainwright.train.data.example import show_example
 from trainwright.train.data.order import held_out, sampled
 from trainwright.train.data.packing import pack
@@ -152,7 +152,7 @@ class Preparation:
         problems = Problems(source.name, _HINTS)
         with contextlib.ExitStack() as writers:
             parts = {
-                name: Part(name, writers.enter_context(cache.CacheWriter(self._root, key, task.streams)))
+                name: DataPart(name, writers.enter_context(cache.CacheWriter(self._root, key, task.streams)))
                 for name, key in keys.items()
             }
             encode_into(
@@ -178,7 +178,7 @@ class Preparation:
                     pack(part.writer.lengths(), self._job.data.max_length) if packed else None,
                 )
 
-    def _router(self, source: Source, parts: dict[PartName, Part]) -> Callable[[int], Part | None]:
+    def _router(self, source: Source, parts: dict[PartName, DataPart]) -> Callable[[int], DataPart | None]:
         if source is not self._train or self._held_out is None:
             (only,) = parts.values()
             return lambda number: only

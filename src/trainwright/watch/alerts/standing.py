@@ -54,7 +54,7 @@ class _Course:
     fired: bool = False
 
 
-class Standing:
+class ActiveAlerts:
     """Follows conditions over time and tells what changes."""
 
     def __init__(self, node: str | None = None, attempt: int | None = None, *, patient: bool = True) -> None:

@@ -8,17 +8,17 @@ from functools import partial
 from trainwright.errors import UserError
 from trainwright.estimate.closed.families import decoders, encoders, t5
 from trainwright.estimate.closed.families.passing import Model
-from trainwright.estimate.closed.step import Step
+from trainwright.estimate.closed.step import StepPass
 from trainwright.estimate.closed.tape import Tensor
 
-_OTHERS: Mapping[str, Callable[[Step, Model], Tensor]] = {
+_OTHERS: Mapping[str, Callable[[StepPass, Model], Tensor]] = {
     "t5": t5.loss,
     "bert": encoders.bert_loss,
     "vit": encoders.vit_loss,
 }
 
 
-def forward_of(family: str) -> Callable[[Step, Model], Tensor]:
+def forward_of(family: str) -> Callable[[StepPass, Model], Tensor]:
     """The pass from inputs to the loss.
 
     Raises:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.families.llama import heads, shape_of
-from trainwright.estimate.closed.step import Layer, Shared, Step
+from trainwright.estimate.closed.step import Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import FP32, Size, Tape, Tensor
 
 
-def bloom_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def bloom_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`BloomBlock`."""
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     normed = modules.layer_norm(tape, layer["input_layernorm"], hidden)
@@ -20,7 +20,7 @@ def bloom_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Ten
     return _bloom_mlp(step, layer, normed, attended, p)
 
 
-def _bloom_mlp(step: Step, layer: Layer, normed: Tensor, residual: Tensor, p: float) -> Tensor:
+def _bloom_mlp(step: StepPass, layer: Layer, normed: Tensor, residual: Tensor, p: float) -> Tensor:
     inner = _bloom_gelu(step.tape, step.linear(layer["mlp.dense_h_to_4h"], normed))
     out = step.linear(layer["mlp.dense_4h_to_h"], inner)
     summed = _dropped_and_added(step, out, residual, p)
@@ -28,12 +28,14 @@ def _bloom_mlp(step: Step, layer: Layer, normed: Tensor, residual: Tensor, p: fl
     return summed
 
 
-def _dropped_and_added(step: Step, x: Tensor, residual: Tensor, p: float) -> Tensor:
+def _dropped_and_added(step: StepPass, x: Tensor, residual: Tensor, p: float) -> Tensor:
     """`dropout_add`."""
     return op.add(step.tape, residual, step.drop(x, p))
 
 
-def _bloom_attention(step: Step, layer: Layer, normed: Tensor, residual: Tensor, shared: Shared, p: float) -> Tensor:
+def _bloom_attention(
+    step: StepPass, layer: Layer, normed: Tensor, residual: Tensor, shared: Shared, p: float
+) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     joined = step.linear(layer["self_attention.query_key_value"], normed)
     q, k, v = (op.copy(tape, op.part_of(tape, joined, shape.of_queries())) for _ in range(3))
@@ -143,7 +145,7 @@ def _bloom_slope(new: Callable[[], Tensor]) -> Tensor:
     return result
 
 
-def mpt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def mpt_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`MptBlock`, which holds what its attention returned to its end."""
     tape = step.tape
     normed = modules.layer_norm(tape, layer["norm_1"], hidden)
@@ -155,7 +157,7 @@ def mpt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     return hidden
 
 
-def _mpt_mlp(step: Step, layer: Layer, normed: Tensor, residual: Tensor) -> Tensor:
+def _mpt_mlp(step: StepPass, layer: Layer, normed: Tensor, residual: Tensor) -> Tensor:
     inner = op.elementwise(step.tape, step.linear(layer["ffn.up_proj"], normed))
     out = step.linear(layer["ffn.down_proj"], inner)
     summed = op.add(step.tape, out, residual)
@@ -163,7 +165,7 @@ def _mpt_mlp(step: Step, layer: Layer, normed: Tensor, residual: Tensor) -> Tens
     return summed
 
 
-def _mpt_attention(step: Step, layer: Layer, normed: Tensor, shared: Shared) -> Tensor:
+def _mpt_attention(step: StepPass, layer: Layer, normed: Tensor, shared: Shared) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     joined = step.linear(layer["attn.Wqkv"], normed)
     pieces = op.split(tape, joined, (shape.of_queries(),) * 3)

@@ -22,26 +22,26 @@ from trainwright.estimate.closed.families.passing import (
 )
 from trainwright.estimate.closed.loss import LOGITS, transformers_loss, workers_loss
 from trainwright.estimate.closed.modules import Module
-from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Step
+from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, StepPass
 from trainwright.estimate.closed.tape import Tape, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DecoderOutline:
     """How a family's decoder is put together around its layers."""
 
     layer: OneLayer
     norm: Callable[[Tape, Module, Tensor], Tensor]
-    embed: Callable[[Step, Model], list[Tensor]]
+    embed: Callable[[StepPass, Model], list[Tensor]]
     """What is made before the masks, all of which the model's frame holds to its end."""
-    enter: Callable[[Step, Model, list[Tensor]], Tensor]
+    enter: Callable[[StepPass, Model, list[Tensor]], Tensor]
     """What the first layer gets, made of it after the masks."""
     turned: float | None = None
     """Share of a head that rotary embeddings turn; None: there are none."""
     softcapped: bool = False
 
 
-def causal_loss(way: Way, step: Step, model: Model) -> Tensor:
+def causal_loss(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
     """The loss of a decoder."""
     rows = SAMPLES * step.asked.length
     logits = causal_logits(way, step, model)
@@ -51,7 +51,7 @@ def causal_loss(way: Way, step: Step, model: Model) -> Tensor:
     return workers_loss(step, logits, rows, vocabulary, shifted=True)
 
 
-def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
+def causal_logits(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
     """`LlamaForCausalLM.forward` and its like."""
     tape = step.tape
     begin(step, model)
@@ -78,52 +78,52 @@ def causal_logits(way: Way, step: Step, model: Model) -> Tensor:
     return end(step, model, logits)
 
 
-def words(step: Step, model: Model) -> list[Tensor]:
+def words(step: StepPass, model: Model) -> list[Tensor]:
     """Word embeddings, on which transformers demands a gradient with checkpointing, whatever is trained."""
     return [demanded(step, _table(step, model))]
 
 
-def scaled_words(step: Step, model: Model) -> list[Tensor]:
+def scaled_words(step: StepPass, model: Model) -> list[Tensor]:
     """Gemma's, which are scaled."""
     return [demanded(step, op.scale(step.tape, _table(step, model)))]
 
 
-def words_and_places(step: Step, model: Model) -> list[Tensor]:
+def words_and_places(step: StepPass, model: Model) -> list[Tensor]:
     """GPT-2's: positions are embedded once for all samples."""
     embedded = [*words(step, model), _places(step, model)]
     return [*embedded, op.add(step.tape, *embedded)]
 
 
-def _places(step: Step, model: Model) -> Tensor:
+def _places(step: StepPass, model: Model) -> Tensor:
     length = step.asked.length
     table = list(model.outside[0].modules.values())[1]
     return modules.embedding(step.tape, table, complex(length), sorted_above=length > SORTED_ABOVE)
 
 
-def normed_words(step: Step, model: Model) -> list[Tensor]:
+def normed_words(step: StepPass, model: Model) -> list[Tensor]:
     """BLOOM's, which are normalised."""
     norm = list(model.outside[0].modules.values())[1]
     embedded = words(step, model)
     return [*embedded, modules.layer_norm(step.tape, norm, embedded[0])]
 
 
-def as_embedded(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+def as_embedded(step: StepPass, model: Model, embedded: list[Tensor]) -> Tensor:
     """The last of it, which the frame calls hidden states when it calls it anything."""
     return embedded[-1] if len(embedded) == 1 else embedded.pop()
 
 
-def dropped(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+def dropped(step: StepPass, model: Model, embedded: list[Tensor]) -> Tensor:
     """GPT-2's sum passes a dropout."""
     return step.drop(embedded.pop(), gpt.GPT2_DROPOUT)
 
 
-def placed_and_dropped(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+def placed_and_dropped(step: StepPass, model: Model, embedded: list[Tensor]) -> Tensor:
     """GPT-BigCode embeds positions after the masks."""
     embedded.append(_places(step, model))
     return step.drop(op.add(step.tape, *embedded), gpt.GPT2_DROPOUT)
 
 
-def opt_sum(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
+def opt_sum(step: StepPass, model: Model, embedded: list[Tensor]) -> Tensor:
     """OPT embeds positions for each sample, after the masks; OPT-350m widens the words first."""
     tape, asked = step.tape, step.asked
     table = dict(model.outside[0].modules)
@@ -134,25 +134,25 @@ def opt_sum(step: Step, model: Model, embedded: list[Tensor]) -> Tensor:
     return op.add(tape, *embedded)
 
 
-def _table(step: Step, model: Model) -> Tensor:
+def _table(step: StepPass, model: Model) -> Tensor:
     asked = step.asked
     table = next(iter(model.outside[0].modules.values()))
     return modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)
 
 
-_LLAMA = Way(llama.layer, modules.rms_norm, words, as_embedded, 1.0)
-_GEMMA = Way(llama.layer, modules.gemma_norm, scaled_words, as_embedded, 1.0)
-_GPT2 = Way(gpt.gpt2_layer, modules.layer_norm, words_and_places, dropped)
-WAYS: Mapping[str, Way] = {
+_LLAMA = DecoderOutline(llama.layer, modules.rms_norm, words, as_embedded, 1.0)
+_GEMMA = DecoderOutline(llama.layer, modules.gemma_norm, scaled_words, as_embedded, 1.0)
+_GPT2 = DecoderOutline(gpt.gpt2_layer, modules.layer_norm, words_and_places, dropped)
+WAYS: Mapping[str, DecoderOutline] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
     **dict.fromkeys(("gemma", "gemma3", "gemma3_text"), _GEMMA),
     "gemma2": replace(_GEMMA, softcapped=True),
-    "starcoder2": Way(gpt.starcoder2_layer, modules.layer_norm, words, as_embedded, 1.0),
-    "phi": Way(gpt.phi_layer, modules.layer_norm, words, as_embedded, gpt.PHI_TURNED),
-    "gpt_neox": Way(gpt.neox_layer, modules.layer_norm, words, as_embedded, gpt.NEOX_TURNED),
+    "starcoder2": DecoderOutline(gpt.starcoder2_layer, modules.layer_norm, words, as_embedded, 1.0),
+    "phi": DecoderOutline(gpt.phi_layer, modules.layer_norm, words, as_embedded, gpt.PHI_TURNED),
+    "gpt_neox": DecoderOutline(gpt.neox_layer, modules.layer_norm, words, as_embedded, gpt.NEOX_TURNED),
     "gpt2": _GPT2,
-    "gpt_bigcode": Way(gpt.gpt2_layer, modules.layer_norm, words, placed_and_dropped),
-    "opt": Way(gpt.opt_layer, modules.layer_norm, words, opt_sum),
-    "bloom": Way(alibi.bloom_layer, modules.layer_norm, normed_words, as_embedded),
-    "mpt": Way(alibi.mpt_layer, modules.layer_norm, words, as_embedded),
+    "gpt_bigcode": DecoderOutline(gpt.gpt2_layer, modules.layer_norm, words, placed_and_dropped),
+    "opt": DecoderOutline(gpt.opt_layer, modules.layer_norm, words, opt_sum),
+    "bloom": DecoderOutline(alibi.bloom_layer, modules.layer_norm, normed_words, as_embedded),
+    "mpt": DecoderOutline(alibi.mpt_layer, modules.layer_norm, words, as_embedded),
 }

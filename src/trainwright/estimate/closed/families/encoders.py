@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
-from trainwright.estimate.closed.attention import Shape
+from trainwright.estimate.closed.attention import AttentionShape
 from trainwright.estimate.closed.families.llama import attend, heads
 from trainwright.estimate.closed.families.passing import (
     Model,
@@ -18,7 +18,7 @@ from trainwright.estimate.closed.families.passing import (
 )
 from trainwright.estimate.closed.loss import transformers_loss
 from trainwright.estimate.closed.modules import Module
-from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, Step
+from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import HALF, Tensor
 
 PIXEL = 4
@@ -26,7 +26,7 @@ DROPOUT = 0.1
 """`hidden_dropout_prob` and `attention_probs_dropout_prob` of BERT."""
 
 
-def bert_loss(step: Step, model: Model) -> Tensor:
+def bert_loss(step: StepPass, model: Model) -> Tensor:
     """`BertForMaskedLM`."""
     tape, asked = step.tape, step.asked
     before, after = (list(layer.modules.values()) for layer in model.outside)
@@ -52,7 +52,7 @@ def bert_loss(step: Step, model: Model) -> Tensor:
     return transformers_loss(step, logits, tokens, upcast=False)
 
 
-def bert_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def bert_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`BertLayer`: normalised after attention and MLP."""
     tape = step.tape
     attended = step.drop(_attention(step, layer, hidden, shared, "attention.self.", dropout=DROPOUT), DROPOUT)
@@ -63,10 +63,12 @@ def bert_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     return modules.layer_norm(tape, layer["output.LayerNorm"], op.add(tape, out, attended))
 
 
-def _attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, path: str, *, dropout: float = 0.0) -> Tensor:
+def _attention(
+    step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, path: str, *, dropout: float = 0.0
+) -> Tensor:
     tape, described = step.tape, layer.attentions[0]
     length = step.asked.length
-    shape = Shape(SAMPLES, described.heads, described.heads, described.head_dim, length, length)
+    shape = AttentionShape(SAMPLES, described.heads, described.heads, described.head_dim, length, length)
     eager = step.asked.attention == "eager"
     bert = path == "attention.self."
     names = ("query", "key", "value") if bert else ("q_proj", "k_proj", "v_proj")
@@ -75,7 +77,7 @@ def _attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, path: s
     return step.linear(layer["attention.output.dense" if bert else "attention.o_proj"], out)
 
 
-def vit_loss(step: Step, model: Model) -> Tensor:
+def vit_loss(step: StepPass, model: Model) -> Tensor:
     """`ViTForImageClassification`; its logits are too few to count."""
     tape, asked = step.tape, step.asked
     before, after = (list(layer.modules.values()) for layer in model.outside)
@@ -90,7 +92,7 @@ def vit_loss(step: Step, model: Model) -> Tensor:
     return end(step, model, op.to(tape, logits, 4) if asked.autocast else logits)
 
 
-def _patches(step: Step, token: Module, places: Module, projection: Module) -> Tensor:
+def _patches(step: StepPass, token: Module, places: Module, projection: Module) -> Tensor:
     """A convolution over patches, the class token in front, positions added."""
     tape = step.tape
     patches = SAMPLES * (step.asked.length - 1)
@@ -103,7 +105,7 @@ def _patches(step: Step, token: Module, places: Module, projection: Module) -> T
     return op.add(tape, joined, places.weight.tensor)
 
 
-def vit_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def vit_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`ViTLayer`."""
     tape, p = step.tape, DROPOUT if layer.dropout else 0.0
     residual = hidden

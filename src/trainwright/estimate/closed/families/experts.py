@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.modules import Module
-from trainwright.estimate.closed.step import Layer, Step
+from trainwright.estimate.closed.step import Layer, StepPass
 from trainwright.estimate.closed.tape import FP32, Size, Tape, Tensor
 
 INDEX = 8
 
 
-def mixture(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+def mixture(step: StepPass, layer: Layer, hidden: Tensor) -> Tensor:
     """`MixtralSparseMoeBlock`; a shared expert beside the others in Qwen2-MoE."""
     if "mlp.shared_expert.gate_proj" not in layer:
         return experts(step, layer, hidden, *route(step, layer, hidden))
@@ -24,7 +24,7 @@ def mixture(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
     return op.add(step.tape, out, op.mul(step.tape, gate, shared))
 
 
-def _shared_expert(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+def _shared_expert(step: StepPass, layer: Layer, hidden: Tensor) -> Tensor:
     tape, path = step.tape, "mlp.shared_expert"
     acted = op.elementwise(tape, step.linear(layer[f"{path}.gate_proj"], hidden))
     inner = op.mul(tape, acted, step.linear(layer[f"{path}.up_proj"], hidden))
@@ -32,7 +32,7 @@ def _shared_expert(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
     return step.linear(layer[f"{path}.down_proj"], inner)
 
 
-def route(step: Step, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def route(step: StepPass, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """`MixtralTopKRouter`: weights of the chosen experts, and which they are."""
     tape, gate = step.tape, layer["mlp.gate"]
     tokens = hidden.elements / gate.columns
@@ -47,7 +47,7 @@ def route(step: Step, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return weights, places
 
 
-def experts(step: Step, layer: Layer, hidden: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+def experts(step: StepPass, layer: Layer, hidden: Tensor, weights: Tensor, places: Tensor) -> Tensor:
     """The chosen experts of all tokens, one row for each pair of token and expert."""
     tape = step.tape
     gate_up, down = layer["mlp.experts.gate_up_proj"], layer["mlp.experts.down_proj"]

@@ -12,14 +12,14 @@ from trainwright.estimate.closed.families.llama import (
     shape_of,
     turned_apart,
 )
-from trainwright.estimate.closed.step import Layer, Shared, Step
+from trainwright.estimate.closed.step import Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import Tape, Tensor
 
 GPT2_DROPOUT = 0.1
 """`attn_pdrop`, `resid_pdrop` and `embd_pdrop` of GPT-2 and GPT-BigCode, and `dropout` of OPT."""
 
 
-def gpt2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def gpt2_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`GPT2Block`, and `GPTBigCodeBlock`, which has one head of keys and values."""
     tape, p = step.tape, GPT2_DROPOUT if layer.dropout else 0.0
     residual = hidden
@@ -34,7 +34,7 @@ def gpt2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     return hidden
 
 
-def _mlp(step: Step, layer: Layer, first: str, second: str, hidden: Tensor) -> Tensor:
+def _mlp(step: StepPass, layer: Layer, first: str, second: str, hidden: Tensor) -> Tensor:
     """Two linear layers; what the first one is given is held by the caller."""
     inner = step.linear(layer[first], hidden)
     acted = new_gelu if step.asked.family in ("gpt2", "phi") else op.elementwise
@@ -42,7 +42,7 @@ def _mlp(step: Step, layer: Layer, first: str, second: str, hidden: Tensor) -> T
     return step.linear(layer[second], inner)
 
 
-def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, p: float) -> Tensor:
+def _joined_attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, p: float) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     eager = step.asked.attention == "eager"
     joined = step.linear(layer["attn.c_attn"], hidden)
@@ -57,7 +57,7 @@ def _joined_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, 
     return dropped
 
 
-def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def starcoder2_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`Starcoder2DecoderLayer`."""
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
@@ -70,7 +70,7 @@ def starcoder2_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
     return op.add(tape, residual, hidden)
 
 
-def phi_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def phi_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`PhiDecoderLayer`: attention and MLP side by side."""
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
@@ -86,7 +86,7 @@ NEOX_TURNED = 0.25
 
 
 def _split_attention(
-    step: Step, layer: Layer, hidden: Tensor, shared: Shared, p: float, *, share: float | None
+    step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, p: float, *, share: float | None
 ) -> Tensor:
     """With a dropout of `p` at its end."""
     tape, described = step.tape, layer.attentions[0]
@@ -110,7 +110,7 @@ def _split_attention(
     return step.drop(attended, p)
 
 
-def neox_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def neox_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`GPTNeoXLayer`."""
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     attended = step.drop(_neox_attention(step, layer, hidden, shared), p)
@@ -122,13 +122,13 @@ def neox_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tens
     return op.add(tape, op.add(tape, fed, attended), hidden) if parallel else op.add(tape, fed, attended)
 
 
-def _normed_and_fed(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+def _normed_and_fed(step: StepPass, layer: Layer, hidden: Tensor) -> Tensor:
     """`self.mlp(self.post_attention_layernorm(hidden_states))`: only the call holds what is normed."""
     normed = modules.layer_norm(step.tape, layer["post_attention_layernorm"], hidden)
     return _mlp(step, layer, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", normed)
 
 
-def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def _neox_attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
     joined = heads(tape, step.linear(layer["attention.query_key_value"], hidden), shape.heads, clones=True)
@@ -144,7 +144,7 @@ def _neox_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) ->
     return out
 
 
-def opt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def opt_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`OPTDecoderLayer`; OPT-350m normalises after attention and MLP instead of before."""
     tape, p = step.tape, GPT2_DROPOUT if layer.dropout else 0.0
     before = next(iter(layer.modules)) == "self_attn_layer_norm"
@@ -167,7 +167,7 @@ def opt_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     return hidden if before else modules.layer_norm(tape, layer["final_layer_norm"], hidden)
 
 
-def _opt_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def _opt_attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     tape, shape = step.tape, shape_of(step, layer.attentions[0])
     eager = step.asked.attention == "eager"
     q = op.scale(tape, step.linear(layer["self_attn.q_proj"], hidden))

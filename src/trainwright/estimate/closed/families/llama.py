@@ -7,10 +7,10 @@ from collections.abc import Callable
 from trainwright.anatomy.parts import Attention
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
-from trainwright.estimate.closed.attention import Shape, repeated
+from trainwright.estimate.closed.attention import AttentionShape, repeated
 from trainwright.estimate.closed.families.experts import mixture
 from trainwright.estimate.closed.modules import Module
-from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, Step
+from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import Tape, Tensor
 
 Norm = Callable[[Tape, Module, Tensor], Tensor]
@@ -20,7 +20,7 @@ SOFTCAPPED = frozenset({"gemma2"})
 """Attention scores go through a tanh."""
 
 
-def layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`LlamaDecoderLayer`, and Gemma's with norms behind attention and MLP too."""
     tape, family = step.tape, step.asked.family
     norm: Norm = modules.gemma_norm if family in GEMMA else modules.rms_norm
@@ -43,7 +43,7 @@ def layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     return op.add(tape, residual, hidden)
 
 
-def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: Norm) -> Tensor:
+def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm: Norm) -> Tensor:
     """`LlamaAttention`."""
     tape, family = step.tape, step.asked.family
     described = layer.attentions[0]
@@ -71,12 +71,12 @@ def attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared, norm: No
 
 
 def attend(
-    step: Step,
+    step: StepPass,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    shape: Shape,
+    shape: AttentionShape,
     *,
     softcap: bool = False,
     dropout: float = 0.0,
@@ -85,11 +85,11 @@ def attend(
     """transformers' integrations/sdpa_attention.py: keys and values repeated where a mask keeps torch from it."""
     if step.repeats(mask, shape):
         k, v = repeated(step.tape, k, shape), repeated(step.tape, v, shape)
-        shape = Shape(shape.samples, shape.heads, shape.heads, shape.head, shape.queries, shape.keys)
+        shape = AttentionShape(shape.samples, shape.heads, shape.heads, shape.head, shape.queries, shape.keys)
     return step.attend(q, k, v, mask, shape, softcap=softcap, dropout=dropout, causal=causal)
 
 
-def mlp(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+def mlp(step: StepPass, layer: Layer, hidden: Tensor) -> Tensor:
     """The gated MLP, plain or with experts."""
     if "mlp.experts.gate_up_proj" in layer:
         return mixture(step, layer, hidden)
@@ -98,7 +98,7 @@ def mlp(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
     return gated(step, layer, hidden, "mlp")
 
 
-def _joined_and_gated(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
+def _joined_and_gated(step: StepPass, layer: Layer, hidden: Tensor) -> Tensor:
     """`Phi3MLP`, line by line: its frame holds the gate, a view of both halves, to its end."""
     up = step.linear(layer["mlp.gate_up_proj"], hidden)
     gate, up = op.split(step.tape, up, (up.elements / 2,) * 2)
@@ -106,7 +106,7 @@ def _joined_and_gated(step: Step, layer: Layer, hidden: Tensor) -> Tensor:
     return step.linear(layer["mlp.down_proj"], up)
 
 
-def gated(step: Step, layer: Layer, hidden: Tensor, path: str) -> Tensor:
+def gated(step: StepPass, layer: Layer, hidden: Tensor, path: str) -> Tensor:
     """`LlamaMLP`."""
     tape = step.tape
     acted = activation(step, step.linear(layer[f"{path}.gate_proj"], hidden))
@@ -116,15 +116,15 @@ def gated(step: Step, layer: Layer, hidden: Tensor, path: str) -> Tensor:
     return step.linear(layer[f"{path}.down_proj"], inner)
 
 
-def activation(step: Step, x: Tensor) -> Tensor:
+def activation(step: StepPass, x: Tensor) -> Tensor:
     """`silu`, or Gemma's `gelu`: one kernel forward, one backward."""
     return op.elementwise(step.tape, x)
 
 
-def shape_of(step: Step, described: Attention) -> Shape:
+def shape_of(step: StepPass, described: Attention) -> AttentionShape:
     """Of an attention over all tokens."""
     length = step.asked.length
-    return Shape(SAMPLES, described.heads, described.key_value_heads, described.head_dim, length, length)
+    return AttentionShape(SAMPLES, described.heads, described.key_value_heads, described.head_dim, length, length)
 
 
 def heads(tape: Tape, x: Tensor, count: int, *, clones: bool) -> Tensor:
@@ -174,5 +174,5 @@ def _half_turned(tape: Tape, x: Tensor) -> Tensor:
     return op.concatenated(tape, [op.scale(tape, second), first])
 
 
-def _keys(shape: Shape) -> complex:
+def _keys(shape: AttentionShape) -> complex:
     return shape.samples * (shape.key_heads * shape.keys * shape.head)

@@ -9,13 +9,13 @@ from functools import partial
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.loss import LOGITS
 from trainwright.estimate.closed.sharding import Unit
-from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, Step
+from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import FP32, Leaf, Size, Tape, Tensor
 
 BOTH_MASKS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 """Families that make the mask of all pairs and that of a window, whichever their layers need."""
 
-OneLayer = Callable[[Step, Layer, Tensor, Shared], Tensor]
+OneLayer = Callable[[StepPass, Layer, Tensor, Shared], Tensor]
 
 
 @dataclass(slots=True)
@@ -45,7 +45,9 @@ class Model:
     root: Unit | None = None
 
 
-def through(step: Step, stages: list[Stage], layer: OneLayer, hidden: Tensor, shared: Shared, first: int = 0) -> Tensor:
+def through(
+    step: StepPass, stages: list[Stage], layer: OneLayer, hidden: Tensor, shared: Shared, first: int = 0
+) -> Tensor:
     """Pass the layers, each checkpointed if asked for."""
     tape = step.tape
     for number, stage in enumerate(stages, start=first):
@@ -76,7 +78,7 @@ def through(step: Step, stages: list[Stage], layer: OneLayer, hidden: Tensor, sh
     return hidden
 
 
-def _sharded(step: Step, stage: Stage, one: Callable[[Tensor], Tensor], hidden: Tensor, name: str) -> Tensor:
+def _sharded(step: StepPass, stage: Stage, one: Callable[[Tensor], Tensor], hidden: Tensor, name: str) -> Tensor:
     """One layer with what FSDP2 does around it; `name` is the stretch that its backward pass begins."""
     sharding, unit = step.sharding, stage.unit
     if sharding is None or unit is None:
@@ -89,27 +91,27 @@ def _sharded(step: Step, stage: Stage, one: Callable[[Tensor], Tensor], hidden: 
     return boundary(step, hidden, name, lambda: sharding.before_backward(unit))
 
 
-def _done(step: Step, stage: Stage) -> Callable[[], None]:
+def _done(step: StepPass, stage: Stage) -> Callable[[], None]:
     sharding, unit = step.sharding, stage.unit
     assert sharding is not None and unit is not None
     return partial(sharding.after_backward, unit)
 
 
-def _checkpointed(step: Step, one: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+def _checkpointed(step: StepPass, one: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     asked, tape = step.asked, step.tape
     if asked.checkpointing == "none" or not step.training:
         return one(hidden)
     return (tape.checkpoint_reentrant if asked.checkpointing == "reentrant" else tape.checkpoint)(one, hidden)
 
 
-def begin(step: Step, model: Model) -> None:
+def begin(step: StepPass, model: Model) -> None:
     """The root's forward begins: what no layer holds is gathered."""
     step.tape.mark("embedding")
     if step.sharding is not None and model.root is not None:
         step.sharding.before_forward(model.root)
 
 
-def end(step: Step, model: Model, logits: Tensor) -> Tensor:
+def end(step: StepPass, model: Model, logits: Tensor) -> Tensor:
     """The root's forward is over."""
     sharding, root = step.sharding, model.root
     if sharding is None or root is None:
@@ -119,7 +121,7 @@ def end(step: Step, model: Model, logits: Tensor) -> Tensor:
     return boundary(step, logits, None, lambda: sharding.before_backward(root))
 
 
-def boundary(step: Step, hidden: Tensor, name: str | None, then: Callable[[], None] | None = None) -> Tensor:
+def boundary(step: StepPass, hidden: Tensor, name: str | None, then: Callable[[], None] | None = None) -> Tensor:
     """Where the backward pass comes by: begin a stretch of that name, then do what is asked."""
     tape = step.tape
     if not tape.needs_gradient(hidden):
@@ -137,21 +139,21 @@ def boundary(step: Step, hidden: Tensor, name: str | None, then: Callable[[], No
     return out
 
 
-def demanded(step: Step, embedded: Tensor) -> Tensor:
+def demanded(step: StepPass, embedded: Tensor) -> Tensor:
     """`enable_input_require_grads`, which transformers 5 calls with checkpointing, whatever is trained."""
     if step.asked.checkpointing == "none" or not step.training or embedded.node is not None:
         return embedded
     return Tensor(embedded.storage, embedded.elements, embedded.dtype, Leaf(embedded.storage))
 
 
-def as_logits(step: Step, logits: Tensor) -> Tensor:
+def as_logits(step: StepPass, logits: Tensor) -> Tensor:
     """Call them by their part."""
     assert logits.storage is not None
     step.tape.parts[logits.storage.key] = LOGITS
     return logits
 
 
-def make_masks(step: Step, model: Model, dtype: int) -> Shared:
+def make_masks(step: StepPass, model: Model, dtype: int) -> Shared:
     """transformers' masking_utils.py: none where torch's own causal attention does, else one byte for each pair.
 
     The eager attention always needs one, of numbers in the dtype of the embeddings.
@@ -170,7 +172,7 @@ def make_masks(step: Step, model: Model, dtype: int) -> Shared:
     return shared
 
 
-def _mask(step: Step, dtype: int | None, *, window: bool = False) -> Tensor:
+def _mask(step: StepPass, dtype: int | None, *, window: bool = False) -> Tensor:
     """`and_masks` of what a mask consists of: documents that are packed, a window, causality, padding."""
     tape, packed, one = step.tape, step.asked.batch == "packed", complex(step.asked.length**2)
     each = SAMPLES * one if packed else one
@@ -208,12 +210,12 @@ def _causal(tape: Tape, pairs: Size, *, window: bool) -> Tensor:
     return both
 
 
-def pair_mask(step: Step, queries: int, keys: int) -> Tensor:
+def pair_mask(step: StepPass, queries: int, keys: int) -> Tensor:
     """The mask of attention without causality: one byte for each pair."""
     return step.tape.new(SAMPLES * (queries * keys), 1)
 
 
-def rotary(step: Step, dims: int, dtype: int) -> tuple[Tensor, Tensor]:
+def rotary(step: StepPass, dims: int, dtype: int) -> tuple[Tensor, Tensor]:
     """`LlamaRotaryEmbedding`: tables for one row of positions, or for each row where samples are packed."""
     tape, asked = step.tape, step.asked
     positions = SAMPLES * asked.length if asked.batch == "packed" else complex(asked.length)

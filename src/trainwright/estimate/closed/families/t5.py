@@ -7,7 +7,7 @@ from functools import partial
 from trainwright.estimate.closed import attention as kernels
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
-from trainwright.estimate.closed.attention import Shape
+from trainwright.estimate.closed.attention import AttentionShape
 from trainwright.estimate.closed.families.llama import heads
 from trainwright.estimate.closed.families.passing import (
     Model,
@@ -21,14 +21,14 @@ from trainwright.estimate.closed.families.passing import (
 )
 from trainwright.estimate.closed.loss import transformers_loss, workers_loss
 from trainwright.estimate.closed.modules import Module
-from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, Step
+from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import FP32, HALF, Leaf, Size, Tape, Tensor
 
 DROPOUT = 0.1
 INDEX, BOOL = 8, 1
 
 
-def loss(step: Step, model: Model) -> Tensor:
+def loss(step: StepPass, model: Model) -> Tensor:
     """`T5ForConditionalGeneration` and the workers' loss on the response."""
     rows = SAMPLES * step.asked.target_length
     logits = _logits(step, model)
@@ -37,7 +37,7 @@ def loss(step: Step, model: Model) -> Tensor:
     return workers_loss(step, logits, rows, round(logits.elements.imag / rows.imag), shifted=False)
 
 
-def _logits(step: Step, model: Model) -> Tensor:
+def _logits(step: StepPass, model: Model) -> Tensor:
     tape, asked = step.tape, step.asked
     words, encoder_norm, _, after = (list(layer.modules.values()) for layer in model.outside)
     begin(step, model)
@@ -67,7 +67,7 @@ def _logits(step: Step, model: Model) -> Tensor:
     return end(step, model, logits)
 
 
-def encoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def encoder_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`T5Block` of the encoder."""
     hidden, bias = _self_attention(step, layer, hidden, shared, step.asked.length, causal=False)
     hidden = _feed_forward(step, layer, hidden, 1)
@@ -75,7 +75,7 @@ def encoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> T
     return hidden
 
 
-def decoder_layer(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def decoder_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     """`T5Block` of the decoder, which attends to the encoder's result too."""
     hidden, bias = _self_attention(step, layer, hidden, shared, step.asked.target_length, causal=True)
     hidden = _cross_attention(step, layer, hidden, shared)
@@ -100,13 +100,13 @@ def _scaled(tape: Tape, x: Tensor, columns: int) -> Tensor:
 
 
 def _self_attention(
-    step: Step, layer: Layer, hidden: Tensor, shared: Shared, length: int, *, causal: bool
+    step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, length: int, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The hidden states, and the bias that was made or handed on."""
     tape, path = step.tape, "layer.0.SelfAttention"
     described = layer.attentions[0]
     count, width = described.heads, described.head_dim
-    shape = Shape(SAMPLES, count, count, width, length, length, alone=step.asked.alone)
+    shape = AttentionShape(SAMPLES, count, count, width, length, length, alone=step.asked.alone)
     normed = norm(tape, layer["layer.0.layer_norm"], hidden)
     q, k, v = (heads(tape, step.linear(layer[f"{path}.{name}"], normed), shape.heads, clones=False) for name in "qkv")
     bias = shared.bias
@@ -121,11 +121,11 @@ def _self_attention(
     return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT))), bias
 
 
-def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
+def _cross_attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
     tape, path, asked = step.tape, "layer.1.EncDecAttention", step.asked
     described = layer.attentions[1]
     count, width = described.heads, described.head_dim
-    shape = Shape(SAMPLES, count, count, width, asked.target_length, asked.length, alone=asked.alone)
+    shape = AttentionShape(SAMPLES, count, count, width, asked.target_length, asked.length, alone=asked.alone)
     assert shared.memory is not None
     normed = norm(tape, layer["layer.1.layer_norm"], hidden)
     q = heads(tape, step.linear(layer[f"{path}.q"], normed), shape.heads, clones=False)
@@ -144,7 +144,7 @@ def _cross_attention(step: Step, layer: Layer, hidden: Tensor, shared: Shared) -
     return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
 
 
-def _feed_forward(step: Step, layer: Layer, hidden: Tensor, number: int) -> Tensor:
+def _feed_forward(step: StepPass, layer: Layer, hidden: Tensor, number: int) -> Tensor:
     tape, path = step.tape, f"layer.{number}.DenseReluDense"
     normed = norm(tape, layer[f"layer.{number}.layer_norm"], hidden)
     out = _dense(step, layer, path, normed)
@@ -152,7 +152,7 @@ def _feed_forward(step: Step, layer: Layer, hidden: Tensor, number: int) -> Tens
     return _bounded(step, op.add(tape, hidden, step.drop(out, DROPOUT)))
 
 
-def _dense(step: Step, layer: Layer, path: str, normed: Tensor) -> Tensor:
+def _dense(step: StepPass, layer: Layer, path: str, normed: Tensor) -> Tensor:
     """`T5DenseActDense`, or `T5DenseGatedActDense`, whose frame holds both factors to its end."""
     tape, out = step.tape, layer[f"{path}.wo"]
     if f"{path}.wi" in layer:
@@ -166,7 +166,7 @@ def _dense(step: Step, layer: Layer, path: str, normed: Tensor) -> Tensor:
     return step.linear(out, inner)
 
 
-def _bounded(step: Step, hidden: Tensor) -> Tensor:
+def _bounded(step: StepPass, hidden: Tensor) -> Tensor:
     """`T5Block` clamps what is fp16: hidden states are where the model was loaded so, but for weights kept in fp32."""
     if not step.asked.kept_fp32 or hidden.dtype != HALF:
         return hidden
@@ -179,7 +179,7 @@ def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
     return new_gelu(tape, x)
 
 
-def _relative_bias(step: Step, table: Module, shape: Shape, *, causal: bool) -> Tensor:
+def _relative_bias(step: StepPass, table: Module, shape: AttentionShape, *, causal: bool) -> Tensor:
     """`compute_bias`: buckets of distances, and a number of each head for each bucket."""
     tape, pairs = step.tape, complex(shape.queries * shape.keys)
     distances = tape.new(pairs, INDEX)
@@ -224,13 +224,13 @@ def _buckets(tape: Tape, pairs: Size, *, causal: bool) -> Tensor:
 
 
 def _biased(
-    step: Step,
+    step: StepPass,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Tensor,
     mask: Tensor | None,
-    shape: Shape,
+    shape: AttentionShape,
     *,
     causal: bool,
     laid_out: bool,
