@@ -198,7 +198,7 @@ def trace_all(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "requests.json"
             path.write_text(json.dumps(requests[begin : begin + TOGETHER]))
-            command = [sys.executable, "-m", "trainwright.estimate.trace", str(path)]
+            command = [sys.executable, "-m", "trainwright.estimate.trace.answer", str(path)]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         answers += json.loads(done.stdout)
     return answers

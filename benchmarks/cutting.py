@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trainwright.job.course import Batch, Position
+from trainwright.job.batch_schedule import Batch, Position
 from trainwright.job.schema import Job
 from trainwright.train.balance import Balance
 from trainwright.train.cutting.split import Split
@@ -30,7 +30,7 @@ from trainwright.train.data.tokenizer import train_tokenizer
 from trainwright.train.feeding import Feed
 from trainwright.train.loop import StepLoop
 from trainwright.train.ranks import Ranks
-from trainwright.train.sections import Sections
+from trainwright.train.step_timer import Sections
 from trainwright.train.strategies.replicated import Replicated
 from trainwright.train.tasks.causal_lm import CausalLM
 

@@ -104,7 +104,7 @@ def make_model(folder: Path) -> int:
 def prompts(*, passages: bool) -> list[str]:
     """Return the prompts that `trainwright eval` would put, the passages made of other questions' words."""
     from trainwright.evaluate.prompts import reasoning_prompt
-    from trainwright.evaluate.questions.reading import read_questions
+    from trainwright.evaluate.questions.question_files import read_questions
     from trainwright.evaluate.retrieval.passages import Passage
 
     questions = read_questions(ROOT / "tests" / "data" / "oran_bench").questions[:QUESTIONS]

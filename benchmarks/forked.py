@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainwright.job.schema import Job
-from trainwright.launch.beginning import write_run_files
+from trainwright.launch.prepare_run import write_run_files
 from trainwright.launch.processes import Processes
 from trainwright.launch.supervision import rank_environment
 from trainwright.plan.choose import Plan

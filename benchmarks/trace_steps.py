@@ -125,7 +125,7 @@ def main() -> int:
     as_json = parser.parse_args().json
     shape = {"micro_batch_size": 4, "sequence_length": 256, "device": "cpu"}
     requests = [{"config": config, **shape, **options} for config, options in CASES.values()]
-    traced = _run(["-m", "trainwright.estimate.trace"], requests)
+    traced = _run(["-m", "trainwright.estimate.trace.answer"], requests)
     real = _run([str(ROOT / "tests/estimate/real_steps.py")], requests)
     rows = []
     for name, answer, measured in zip(CASES, traced, real, strict=True):

@@ -20,7 +20,7 @@ from measure import environment
 from trainwright.anatomy import anatomy, read_config
 from trainwright.errors import UserError
 from trainwright.estimate.closed import replayed
-from trainwright.estimate.outside import context_bytes, libraries_bytes
+from trainwright.estimate.cuda_overhead import context_bytes, libraries_bytes
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import step_time
 from trainwright.hardware import catalog
@@ -87,7 +87,7 @@ def _trace_chunk(requests: list[dict[str, Any]], python: str) -> list[dict[str, 
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(requests, file)
         file.flush()
-        command = [python, "-m", "trainwright.estimate.trace", file.name]
+        command = [python, "-m", "trainwright.estimate.trace.answer", file.name]
         threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, env=environment() | threads, stdout=subprocess.PIPE, text=True, check=True)
     answers: list[dict[str, Any]] = json.loads(done.stdout)

@@ -35,7 +35,7 @@ from torch import nn
 
 from trainwright.errors import UserError
 from trainwright.estimate.trace.model import without_initial_values
-from trainwright.job.course import BatchSchedule, Position
+from trainwright.job.batch_schedule import BatchSchedule, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
@@ -48,7 +48,7 @@ from trainwright.train.loop import StepLoop
 from trainwright.train.measuring import Measuring
 from trainwright.train.models import count_parameters
 from trainwright.train.ranks import Ranks
-from trainwright.train.sections import Sections
+from trainwright.train.step_timer import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task

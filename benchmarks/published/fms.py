@@ -16,7 +16,7 @@ from typing import Any
 from published import models
 from published.records import Record, note
 from trainwright.estimate.allocator import SMALL_SEGMENT_BYTES
-from trainwright.estimate.outside import context_bytes
+from trainwright.estimate.cuda_overhead import context_bytes
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import GpuSpec
 

@@ -18,7 +18,7 @@ from published.gpus import key_of
 from published.records import Record, is_count, note, number
 from published.tracing import trace_all, transformers_version
 from trainwright.errors import UserError
-from trainwright.estimate.outside import outside_bytes
+from trainwright.estimate.cuda_overhead import outside_bytes
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import GpuSpec, catalog
 from trainwright.plan.capacity import Capacity

@@ -39,7 +39,7 @@ def _trace(requests: Sequence[dict[str, Any]], python: str) -> list[dict[str, An
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(requests, file)
         file.flush()
-        command = [python, "-m", "trainwright.estimate.trace", file.name]
+        command = [python, "-m", "trainwright.estimate.trace.answer", file.name]
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:

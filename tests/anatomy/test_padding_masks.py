@@ -17,7 +17,6 @@ from trainwright.job.padding import WITHOUT_MASK, needs_padding_mask
 from trainwright.job.schema import Job
 from trainwright.plan.estimates import request_of
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import PlannedModel
 from trainwright.train.tasks.causal_lm import CausalLM
 
 DECODERS = {name: raw for name, raw in SMALL.items() if raw["model_type"] not in ("t5", "bert", "vit")}
@@ -32,6 +31,7 @@ class Tokenizer:
     """All that the task asks of a tokenizer where there is no text."""
 
     bos_token_id, eos_token_id, pad_token_id = None, 1, 0
+    bos_token = chat_template = None
     all_special_ids: tuple[int, ...] = ()
     added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
 
@@ -149,7 +149,7 @@ def test_harm_08_the_plan_describes_the_batch_that_the_workers_make(name: str) -
         eval_batch_size=3,
         gradient_checkpointing=False,
     )
-    request: Request = request_of(asked, PlannedModel(raw, None), layout, ())  # type: ignore[arg-type]
+    request: Request = request_of(asked, raw, layout, ())
     made = make_batch(request, None, 3, pixels=torch.float32)
     rows = samples()
     if name == "packed":

@@ -11,7 +11,7 @@ import pytest
 
 from trainwright.cli.eval import with_lists
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.asked import load_evaluation
+from trainwright.evaluate.eval_config import load_evaluation
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from trainwright.doctor.before import job as of_job
 from trainwright.doctor.before import machine
-from trainwright.doctor.before.checked import Checked, lines_of
-from trainwright.doctor.before.checking import short_check
+from trainwright.doctor.before.check_order import short_check
+from trainwright.doctor.before.check_result import Checked, lines_of
 from trainwright.hardware.inventory import Device, DeviceProcess, Host, Inventory
 from trainwright.hardware.reading import GIB
 from trainwright.job.loading import load_job

@@ -18,7 +18,7 @@ from trainwright.anatomy import anatomy, read_config
 from trainwright.estimate.allocator import CachingAllocator
 from trainwright.estimate.closed import replay, replayed
 from trainwright.estimate.request import Request
-from trainwright.estimate.trace.report import training_records
+from trainwright.estimate.trace.peaks_report import training_records
 from trainwright.estimate.trace.run import trace
 
 STEPS = ("forward", "backward", "optimizer")

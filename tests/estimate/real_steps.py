@@ -25,7 +25,7 @@ from trainwright.estimate.trace.answers import Answers
 from trainwright.estimate.trace.batches import make_batch
 from trainwright.estimate.trace.distributed import open_mesh
 from trainwright.estimate.trace.model import build_config, build_model
-from trainwright.estimate.trace.report import training_records
+from trainwright.estimate.trace.peaks_report import training_records
 from trainwright.estimate.trace.run import prepare, run
 from trainwright.estimate.trace.tracker import TracePhase, Tracker
 
@@ -51,6 +51,7 @@ class _Tokenizer:
     """All that a task asks of a tokenizer before it sees text."""
 
     bos_token_id, eos_token_id, pad_token_id = None, 1, 0
+    bos_token = chat_template = None
     all_special_ids: tuple[int, ...] = ()
     added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
 

@@ -24,7 +24,7 @@ from trainwright.estimate.measured_runs import (
     record_run,
     stored_runs,
 )
-from trainwright.hardware.asked import asked_inventory
+from trainwright.hardware.inventory_source import asked_inventory
 from trainwright.job.schema import Job
 from trainwright.plan.choose import choose
 from trainwright.runs.folder import RunFolder

@@ -18,7 +18,7 @@ from sampled_runs import sampled_run, write_job
 
 from trainwright.anatomy import Anatomy, anatomy, read_config
 from trainwright.estimate.figures import HostMemory
-from trainwright.estimate.host import host_memory
+from trainwright.estimate.host_memory import host_memory
 from trainwright.estimate.offload import offloaded_bytes, pinned_bytes
 from trainwright.estimate.request import Method, Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainwright.estimate.outside import communicator_bytes, context_bytes, outside_bytes
+from trainwright.estimate.cuda_overhead import communicator_bytes, context_bytes, outside_bytes
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import catalog
 
@@ -29,7 +29,7 @@ def asked(**values: object) -> Request:
     ],
 )
 def test_a_context_is_as_large_as_was_measured(key: str, measured_mib: int) -> None:
-    """Sources: estimate/outside.py."""
+    """Sources: estimate/cuda_overhead.py."""
     assert context_bytes(GPUS[key]) == pytest.approx(measured_mib * MIB, rel=0.05)
 
 

@@ -118,7 +118,7 @@ def run(script: str, folder: Path, *arguments: str, **asked: Any) -> subprocess.
 
 
 def trace(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainwright.estimate.trace", str(path)]
+    command = [sys.executable, "-m", "trainwright.estimate.trace.answer", str(path)]
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
 
 

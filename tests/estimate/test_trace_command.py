@@ -1,4 +1,4 @@
-"""`python -m trainwright.estimate.trace`: what it answers, and how it says what is wrong."""
+"""`python -m trainwright.estimate.trace.answer`: what it answers, and how it says what is wrong."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def trace(requests: Any, folder: Path, *, check: bool = True) -> subprocess.Comp
     """Run the command on requests."""
     path = folder / "requests.json"
     path.write_text(json.dumps(requests))
-    command = [sys.executable, "-m", "trainwright.estimate.trace", str(path)]
+    command = [sys.executable, "-m", "trainwright.estimate.trace.answer", str(path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert not check or done.returncode == 0, done.stderr
     return done

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 from trainwright.evaluate.episode import Episode
-from trainwright.evaluate.luck import luck
 from trainwright.evaluate.mdp import PRESETS, Action
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.results import Lines
-from trainwright.evaluate.spelling import strategy
+from trainwright.evaluate.seeded_draw import luck
 
 
 def answered(name: str) -> dict[str, object]:

@@ -12,8 +12,8 @@ import pytest
 from trainwright.errors import UserError
 from trainwright.evaluate.expectation import expect
 from trainwright.evaluate.mdp import PRESETS, Action, DecisionProcess, Sigma
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.solving import Solution, solve
-from trainwright.evaluate.spelling import strategy
 
 
 def test_the_set_of_the_guide_gives_its_cost_and_iterations() -> None:

@@ -11,7 +11,7 @@ import pytest
 from evaluations import results, run, write_benchmark
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.asked import load_evaluation
+from trainwright.evaluate.eval_config import load_evaluation
 from trainwright.evaluate.retrieval import dense
 from trainwright.evaluate.retrieval.fusion import reciprocal_rank_fusion
 from trainwright.evaluate.retrieval.passages import Chunking, Passage

@@ -10,9 +10,9 @@ from trainwright.errors import UserError
 from trainwright.evaluate.episode import Episode
 from trainwright.evaluate.estimating import Estimated, estimate_process
 from trainwright.evaluate.mdp import Action, Sigma, preset
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import Passage
-from trainwright.evaluate.spelling import strategy
 
 GUIDE = preset("guide")
 PROBE = strategy("probe:3", GUIDE)

@@ -24,12 +24,12 @@ from evaluations import (
 from saved_models import save_model
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.asked import load_evaluation
-from trainwright.evaluate.checks import require, run_checks
 from trainwright.evaluate.claims import claims
+from trainwright.evaluate.eval_checks import require, run_checks
+from trainwright.evaluate.eval_config import load_evaluation
 from trainwright.evaluate.mdp import PRESETS
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.replicas import spread
-from trainwright.evaluate.spelling import strategy
 from trainwright.hardware.inventory import parse_inventory
 
 ORAN = Path(__file__).parents[1] / "data" / "oran_bench"
@@ -198,12 +198,12 @@ def test_a_dry_run_starts_nothing(bench: Path) -> None:
     """Commands: checks and choices are printed, one command a worker, no results."""
     done = run(bench, "eval.yaml", "--workers", "2", "--dry-run")
     assert done.returncode == ExitCode.DONE, done.stderr
-    assert done.stdout.count("-m trainwright.evaluate.workers") == 2
+    assert done.stdout.count("-m trainwright.evaluate.workers.serve") == 2
     told = run(bench, "eval.yaml", "--quick", "--dry-run", "--json")
     assert told.returncode == ExitCode.DONE, told.stderr
     tests = json.loads(told.stdout)["tests"]
     assert [test["policies"] for test in tests] == [["mdp"], ["mdp"], ["mdp", "fixed:3"]]
-    assert tests[0]["workers"][0]["command"][-2:] == ["trainwright.evaluate.workers", "SOCKET"]
+    assert tests[0]["workers"][0]["command"][-2:] == ["trainwright.evaluate.workers.serve", "SOCKET"]
     assert not (bench / "results").exists()
 
 

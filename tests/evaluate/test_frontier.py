@@ -10,10 +10,10 @@ from evaluations import QUESTIONS, results, run, write_benchmark
 
 from trainwright.cli.eval import with_lists
 from trainwright.errors import ExitCode, UserError
-from trainwright.evaluate.asked import load_evaluation
+from trainwright.evaluate.eval_config import load_evaluation
 from trainwright.evaluate.frontier import with_frontier
 from trainwright.evaluate.mdp import PRESETS
-from trainwright.evaluate.spelling import strategy
+from trainwright.evaluate.policy_names import strategy
 
 GUIDE = PRESETS["guide"]
 

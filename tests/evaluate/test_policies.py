@@ -12,9 +12,9 @@ from trainwright.evaluate.episode import Episode
 from trainwright.evaluate.expectation import expect
 from trainwright.evaluate.mdp import PRESETS, Action
 from trainwright.evaluate.policies import State
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import Passage
-from trainwright.evaluate.spelling import strategy
 
 GUIDE = PRESETS["guide"]
 solved = functools.cache(strategy)

@@ -11,7 +11,7 @@ import pytest
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.questions.question import Question, constant_baselines
-from trainwright.evaluate.questions.reading import read_questions
+from trainwright.evaluate.questions.question_files import read_questions
 from trainwright.evaluate.questions.selection import select
 
 SAMPLE = Path(__file__).parents[1] / "data" / "oran_bench"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from trainwright.hardware.device_text import device_table, gpu_info_block, host_lines, mixed_gpus_block, strategy_line
 from trainwright.hardware.inventory import Device, DeviceProcess, Inventory, parse_inventory
-from trainwright.hardware.prints import device_table, gpu_info_block, host_lines, mixed_gpus_block, strategy_line
 from trainwright.hardware.reading import GIB, MIB, NOT_AVAILABLE
 
 A100 = Device(

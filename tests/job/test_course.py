@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import UserError
-from trainwright.job.course import Batch, BatchSchedule, Position
+from trainwright.job.batch_schedule import Batch, BatchSchedule, Position
 from trainwright.job.schema import Interval, TrainSection
 
 COURSES = st.builds(

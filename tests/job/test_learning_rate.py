@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from trainwright.job.course import BatchSchedule, Position
+from trainwright.job.batch_schedule import BatchSchedule, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import TrainSection
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.errors import UserError
 from trainwright.job.origins import Origin
-from trainwright.job.reading import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Document, read_file, read_keys, read_yaml
+from trainwright.job.yaml_document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Document, read_file, read_keys, read_yaml
 
 
 def at(line: int, column: int) -> Origin:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from trainwright.errors import UserError
 from trainwright.job.loading import load_job
-from trainwright.launch.running import TrainOptions, plan_here, run_planned
-from trainwright.launch.several import on_nodes
+from trainwright.launch.multi_node import on_nodes
 from trainwright.launch.supervision import StopAsked
+from trainwright.launch.train_run import TrainOptions, plan_here, run_planned
 from trainwright.runs.folder import RunFolder
 
 

@@ -18,7 +18,7 @@ import pytest
 from trainwright.launch.hangs.evidence import answer_other_machine, look
 from trainwright.launch.hangs.fault import find_fault
 from trainwright.launch.hangs.flight import read_flight_record
-from trainwright.launch.hangs.places import RankSection
+from trainwright.launch.hangs.rank_sections import RankSection
 from trainwright.launch.hangs.stacks import feeding_thread, main_thread, threads_in, worker_thread
 from trainwright.runs.folder import RunFolder
 

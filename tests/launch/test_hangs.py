@@ -17,7 +17,7 @@ from trainwright.launch.hangs.ending import Hangs
 from trainwright.launch.hangs.evidence import ProcessState, RankEvidence
 from trainwright.launch.hangs.fault import Hang, find_fault
 from trainwright.launch.hangs.flight import Collective, FlightRecord
-from trainwright.launch.hangs.places import RankSection, limit_s
+from trainwright.launch.hangs.rank_sections import RankSection, limit_s
 from trainwright.launch.hangs.watching import Watching, stands_still
 from trainwright.runs.folder import RunFolder
 

@@ -23,13 +23,13 @@ from trainwright.hardware.inventory import Device
 from trainwright.job.loading import load_job
 from trainwright.job.schema import Job
 from trainwright.launch.files import Nodes
-from trainwright.launch.files.writing import file_texts, write_files
-from trainwright.launch.own_script.running import script_commands
+from trainwright.launch.files.plan_folder import file_texts, write_files
+from trainwright.launch.own_script.script_run import script_commands
 from trainwright.launch.own_script.starting import ScriptStart
-from trainwright.launch.running import worker_commands
-from trainwright.launch.slurm.script import ScriptInput, script_text
+from trainwright.launch.slurm.batch_script import ScriptInput, script_text
+from trainwright.launch.train_run import worker_commands
 from trainwright.plan.choose import Plan, choose
-from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 from trainwright.runs.folder import RunFolder
 
 CANARY = "canary"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainwright.errors import UserError
+from trainwright.launch.multi_node import reserve_port
 from trainwright.launch.node import NodeLaunch, address_towards, torchrun_options
-from trainwright.launch.several import reserve_port
 from trainwright.launch.supervision import rank_environment
 from trainwright.plan.layout import Layout
 

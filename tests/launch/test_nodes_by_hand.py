@@ -18,7 +18,7 @@ import pytest
 from two_ranks import write_two_ranks
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.launch.by_hand import OneOfNodes, one_of_nodes
+from trainwright.launch.manual_nodes import OneOfNodes, one_of_nodes
 from trainwright.runs.records import read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.launch.own_script.checkpoints import newest_checkpoint
-from trainwright.launch.own_script.checks import check_attempt, worst
+from trainwright.launch.own_script.script_checks import check_attempt, worst
 from trainwright.launch.own_script.starting import ScriptStart
 from trainwright.plan.layout import Layout
 from trainwright.runs.folder import RunFolder

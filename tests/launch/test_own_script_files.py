@@ -10,7 +10,7 @@ from test_files import planned
 
 from trainwright.launch.files import Nodes
 from trainwright.launch.files.accelerate import accelerate_environment, accelerate_yaml
-from trainwright.launch.files.writing import file_texts
+from trainwright.launch.files.plan_folder import file_texts
 
 FALSE_UNLESS_TOLD = {"ACCELERATE_USE_CPU": "false"}
 """accelerate leaves out what is false by default."""

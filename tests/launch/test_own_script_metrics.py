@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import trainwright
-from trainwright.launch.own_script.following import LogMetrics
 from trainwright.launch.own_script.log_formats import read_bar, read_line
+from trainwright.launch.own_script.log_reader import LogMetrics
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.job.loading import load_job
-from trainwright.launch.running import plan_here, plan_lines
+from trainwright.launch.train_run import plan_here, plan_lines
 from trainwright.runs.folder import RunFolder
 
 

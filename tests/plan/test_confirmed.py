@@ -21,7 +21,7 @@ from trainwright.estimate.traced import traced_memory
 from trainwright.hardware.catalog import GpuSpec, catalog
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
-from trainwright.launch.running import plan_on
+from trainwright.launch.train_run import plan_on
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.confirmed import Tracing
 

@@ -14,7 +14,7 @@ from planning import planned, told
 
 from trainwright.anatomy import anatomy, read_config
 from trainwright.anatomy.catalog import find
-from trainwright.anatomy.shapes import shapes_of_anatomy
+from trainwright.anatomy.weight_shapes import shapes_of_anatomy
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.closed import memory
 from trainwright.estimate.least import least_bytes
@@ -23,8 +23,8 @@ from trainwright.hardware.inventory import parse_inventory
 from trainwright.hardware.reading import GIB
 from trainwright.job.loading import load_job
 from trainwright.launch.planning import PlanFlags, plan_job
-from trainwright.launch.running import plan_lines
-from trainwright.plan import model as models
+from trainwright.launch.train_run import plan_lines
+from trainwright.plan import job_model as models
 from trainwright.plan.choose import Plan, choose
 from trainwright.runs.folder import RunFolder
 

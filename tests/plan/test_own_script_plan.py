@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainwright.errors import UserError
-from trainwright.estimate.script import ScriptRequest
+from trainwright.estimate.script_request import ScriptRequest
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, choose

@@ -19,13 +19,13 @@ from written_runs import BEGAN_S, WrittenRun
 from trainwright.cli import app
 from trainwright.errors import ExitCode, UserError
 from trainwright.launch.resume import choose_start, is_finished
-from trainwright.launch.slurm import following
+from trainwright.launch.slurm import submitted_run
 from trainwright.launch.slurm.submission import Submitted
 from trainwright.runs.checkpoints import commit, open_staging, read_manifest, seal_file
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.writing import write_json_atomic
-from trainwright.watch.alerts.standing import Alert
+from trainwright.watch.alerts.active_alerts import Alert
 
 MUTATIONS = 160
 JUNK: list[Any] = [
@@ -163,7 +163,7 @@ def test_harm_15_damaged_run_files_end_no_command_with_a_traceback(
 ) -> None:
     """watch, report, doctor, runs, status, and a resume: on runs with one damage each, drawn from fixed seeds."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(following, "find_job", lambda job_id: None)  # no Slurm here: it knows the job no more
+    monkeypatch.setattr(submitted_run, "find_job", lambda job_id: None)  # no Slurm here: it knows the job no more
     files = sorted(p for p in whole.rglob("*.json*") if p.is_file() and "latest" not in p.parts)
     assert len(files) >= 14
     for seed in range(part, MUTATIONS, 4):

@@ -26,8 +26,8 @@ from trainwright.scaling.counts import There, counts_of, require_there, usual_co
 from trainwright.scaling.figures import Growth, ScalingPoint, growth
 from trainwright.scaling.plot import plot, require_plottable
 from trainwright.scaling.recommendation import recommended
-from trainwright.scaling.report import explain, to_json
-from trainwright.scaling.running import Scaling, ScalingFlags, Tried, curve
+from trainwright.scaling.scaling_run import Scaling, ScalingFlags, Tried, curve
+from trainwright.scaling.scaling_text import explain, to_json
 from trainwright.scaling.trial import CoreUse, Failed, Trial, why_failed
 
 PROCESSOR = Device(kind="cpu", name="Processor")

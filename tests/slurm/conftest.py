@@ -16,7 +16,7 @@ from nvml_standin import NvmlStandin
 from slurm_bed import INSTALL, Node, SlurmBed, missing_programs
 
 from trainwright.hardware.slurm.cluster import Cluster
-from trainwright.hardware.slurm.reading import Texts, read_cluster
+from trainwright.hardware.slurm.cluster_parser import Texts, read_cluster
 
 NODES = (
     Node("a100-1", {"a100": 4}),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trainwright.hardware.slurm.cluster import Cluster
-from trainwright.hardware.slurm.reading import Texts, read_cluster
+from trainwright.hardware.slurm.cluster_parser import Texts, read_cluster
 
 DATA: Final = Path(__file__).parents[1] / "data" / "slurm"
 VERSIONS: Final = ("22.05.8", "24.11.5")

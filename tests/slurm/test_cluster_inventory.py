@@ -14,9 +14,9 @@ from slurm_bed import SlurmBed
 
 from trainwright.errors import ExitCode
 from trainwright.hardware.slurm.cluster import Cluster, gpus_by_type
+from trainwright.hardware.slurm.cluster_parser import Texts, minutes, read_cluster
+from trainwright.hardware.slurm.cluster_text import cluster_lines
 from trainwright.hardware.slurm.gpu_types import model_of
-from trainwright.hardware.slurm.prints import cluster_lines
-from trainwright.hardware.slurm.reading import Texts, minutes, read_cluster
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -22,8 +22,8 @@ from trainwright.launch.slurm.waiting import past_waits, record_wait, told_wait
 from trainwright.plan.estimates import Amount
 from trainwright.plan.slurm.planned import Ask, PlannedRequest, planned_requests
 from trainwright.plan.slurm.ranking import rank
-from trainwright.plan.slurm.request import SlurmRequest, slurm_time
 from trainwright.plan.slurm.shapes import GpuShape, shapes
+from trainwright.plan.slurm.slurm_request import SlurmRequest, slurm_time
 from trainwright.plan.slurm.wait import PastWait, expected_wait
 from trainwright.plan.tuned import LEVELS, MeasuredMicroBatch, Tuned, setting_of
 

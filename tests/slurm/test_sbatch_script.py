@@ -10,8 +10,8 @@ import pytest
 from slurm_bed import SlurmBed
 
 from trainwright.errors import UserError
-from trainwright.launch.slurm.script import ScriptInput, sbatch_options, script_text
-from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.launch.slurm.batch_script import ScriptInput, sbatch_options, script_text
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 
 GOLDEN = Path(__file__).parent / "golden" / "job.sbatch"
 REQUEST = SlurmRequest(

@@ -1,4 +1,4 @@
-"""`python -m trainwright.train.answers`: the answers of a model to a file of prompts."""
+"""`python -m trainwright.train.answer_prompts`: the answers of a model to a file of prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from trainwright.train.answers import BATCH_SIZE, main
+from trainwright.train.answer_prompts import BATCH_SIZE, main
 from trainwright.train.data.tokenizer import train_tokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "the", "dog", "run", "over", "the", "hill"]

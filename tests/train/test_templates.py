@@ -12,7 +12,7 @@ from peft import AutoPeftModelForCausalLM
 from real_runs import CompletedRun, RunTrain, StartTrain, WriteJob
 from transformers import AutoTokenizer
 
-from trainwright.train.answers import main
+from trainwright.train.answer_prompts import main
 
 CHAT = (
     "{% for message in messages %}{{ '[' + message.role + ']' + message.content + '<eos>' }}{% endfor %}"

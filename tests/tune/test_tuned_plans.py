@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.hardware.asked import asked_inventory
+from trainwright.hardware.inventory_source import asked_inventory
 from trainwright.job.schema import Job
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.tuned import MeasuredMicroBatch, Tuned, fitting, keep, setting_of, stored_answers

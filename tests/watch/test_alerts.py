@@ -13,9 +13,9 @@ from receiver import Receiver
 
 from trainwright.errors import UserError
 from trainwright.job.schema import AlertsSection
+from trainwright.watch.alerts.active_alerts import ActiveAlerts, Alert, alert_line, standing_after
 from trainwright.watch.alerts.delivery import Delivery, webhook_url
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import ActiveAlerts, Alert, alert_line, standing_after
 from trainwright.watch.alerts.training import LossAndPace, RankPace, alive_conditions, storage_conditions
 from trainwright.watch.samples import GpuSample, HostSample, RankSample, Sample
 

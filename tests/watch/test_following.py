@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from trainwright.watch.following import Follower, evenly, newest
+from trainwright.watch.json_lines import Follower, evenly, newest
 from trainwright.watch.sample_file import SampleFile
 from trainwright.watch.samples import GpuSample, HostSample, Sample
 

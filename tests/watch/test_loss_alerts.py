@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from trainwright.job.schema import AlertsSection
-from trainwright.watch.alerts.standing import ActiveAlerts
+from trainwright.watch.alerts.active_alerts import ActiveAlerts
 from trainwright.watch.alerts.training import LossAndPace
 
 LIMITS = AlertsSection()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from textual.widgets import Static
 
-from trainwright.watch.alerts.standing import Alert
+from trainwright.watch.alerts.active_alerts import Alert
 from trainwright.watch.samples import GpuSample, HostSample, RankSample, Sample
 from trainwright.watch.terminal import WatchApp
 from trainwright.watch.view import RankView, RunStatus, View

@@ -15,10 +15,10 @@ def cancel(
     ),
 ) -> None:
     """Cancel the run's jobs and print their ids; the ranks save as they end, and `trainwright resume` goes on."""
-    from trainwright.launch.showing import tell
-    from trainwright.launch.slurm import following
+    from trainwright.launch.run_output import tell
+    from trainwright.launch.slurm import submitted_run
 
-    cancelled = following.cancel(following.run_folder(run, output_dir))
+    cancelled = submitted_run.cancel(submitted_run.run_folder(run, output_dir))
     if not cancelled:
         tell("no job of this run is in the queue or runs")
     for job_id in cancelled:

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainwright.doctor.before.checked import Checked
+    from trainwright.doctor.before.check_result import Checked
 
 _JOB_SUFFIXES = (".yaml", ".yml")
 
@@ -40,7 +40,7 @@ def doctor(
         else:
             typer.echo("\n".join(diagnosis_lines(diagnosis)))
         raise typer.Exit(diagnosis.finding.cause != HEALTHY)
-    from trainwright.doctor.before.checked import as_data, lines_of
+    from trainwright.doctor.before.check_result import as_data, lines_of
 
     found: list[Checked] = []
     for checked in _checks(given, gpus):
@@ -57,7 +57,7 @@ def _is_job(name: str) -> bool:
 
 
 def _checks(given: list[str], gpus: str | None) -> Iterator[Checked]:
-    from trainwright.doctor.before.checking import check_job, check_machine
+    from trainwright.doctor.before.check_order import check_job, check_machine
 
     if given:
         from trainwright.job.loading import load_job

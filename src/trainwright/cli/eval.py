@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from trainwright.evaluate.asked import EvalConfig
+    from trainwright.evaluate.eval_config import EvalConfig
 
 DEFAULT = ""
 """What `--compare` and `--frontier` stand for where nothing follows them."""
@@ -65,7 +65,7 @@ def eval_(
 ) -> None:
     """Evaluate a model on a benchmark; the same command starts it, goes on with it, or shows that it is finished."""
     from trainwright.errors import ExitCode, UserError
-    from trainwright.evaluate.asked import DEFAULT_FIXED_K, load_evaluation
+    from trainwright.evaluate.eval_config import DEFAULT_FIXED_K, load_evaluation
     from trainwright.evaluate.frontier import WEIGHTS, with_frontier
 
     given: dict[str, tuple[str, Any]] = {
@@ -135,7 +135,7 @@ def _policies(compare: list[str] | None, k: int, asked_k: int | None) -> list[st
 
 def _run(asked: EvalConfig, *, as_json: bool, fresh: bool, dry_run: bool) -> int:
     from trainwright.errors import ExitCode
-    from trainwright.evaluate.running import evaluate
+    from trainwright.evaluate.eval_run import evaluate
 
     finished = evaluate(asked, fresh=fresh, dry_run=dry_run)
     if isinstance(finished, ExitCode):
@@ -150,8 +150,8 @@ def _run(asked: EvalConfig, *, as_json: bool, fresh: bool, dry_run: bool) -> int
 
 def _run_quick(asked: EvalConfig, *, as_json: bool, dry_run: bool) -> int:
     from trainwright.errors import ExitCode
+    from trainwright.evaluate.eval_run import evaluate
     from trainwright.evaluate.quick import quick_tests
-    from trainwright.evaluate.running import evaluate
 
     summaries = []
     for number, test in enumerate(quick_tests(asked), 1):

@@ -40,8 +40,8 @@ def gpus(
         return
     if gpu_type:
         raise UserError("`--gpu-type` tells what a type of a cluster's is", hints=["add --slurm"])
-    from trainwright.hardware.asked import asked_inventory
-    from trainwright.hardware.prints import device_table, gpu_info_block, host_lines, mixed_gpus_block
+    from trainwright.hardware.device_text import device_table, gpu_info_block, host_lines, mixed_gpus_block
+    from trainwright.hardware.inventory_source import asked_inventory
 
     inventory = asked_inventory(spec)
     if as_json:
@@ -58,9 +58,9 @@ def gpus(
 
 
 def _of_cluster(spec: str | None, gpu_type: Sequence[str], as_json: bool) -> None:
+    from trainwright.hardware.slurm.cluster_text import cluster_document, cluster_lines
     from trainwright.hardware.slurm.commands import local_cluster
     from trainwright.hardware.slurm.gpu_types import told_types
-    from trainwright.hardware.slurm.prints import cluster_document, cluster_lines
 
     if spec is not None:
         raise UserError("`--slurm` and `--gpus` both name GPUs", hints=["leave one of them out"])

@@ -16,8 +16,8 @@ def logs(
     ),
 ) -> None:
     """Print the log of a submitted run, of all its jobs in order."""
-    from trainwright.launch.slurm import following
+    from trainwright.launch.slurm import submitted_run
 
-    folder = following.run_folder(run, output_dir)
-    for line in following.follow(folder) if follow else following.said(folder):
+    folder = submitted_run.run_folder(run, output_dir)
+    for line in submitted_run.follow(folder) if follow else submitted_run.said(folder):
         typer.echo(line)

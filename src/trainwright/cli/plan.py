@@ -97,7 +97,7 @@ def plan(
         for line in explain(planned, made, amount):
             typer.echo(line)
     if write is not None:
-        from trainwright.launch.files.writing import write_files
+        from trainwright.launch.files.plan_folder import write_files
 
         for path in write_files(write, planned, made):
             typer.echo(f"wrote {path}", err=True)
@@ -108,7 +108,7 @@ def plan(
 def _plan_slurm(job: str, overrides: Sequence[str], as_json: bool, **flags: Any) -> None:
     from trainwright.job.loading import load_job
     from trainwright.launch.slurm.planning import AskedSlurm, plan_on_slurm
-    from trainwright.plan.model import require_model
+    from trainwright.plan.job_model import require_model
     from trainwright.plan.slurm.explain import explain_requests
 
     loaded = load_job(job, overrides)

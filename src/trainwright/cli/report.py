@@ -20,6 +20,6 @@ def report(
     ),
 ) -> None:
     """Write what runs were asked, decided and measured as one HTML file, several runs side by side."""
-    from trainwright.reports.writing import report as write
+    from trainwright.reports.report_files import report as write
 
     write(runs, output_dir, out, as_json=as_json)

@@ -22,7 +22,7 @@ def resume(
     ),
 ) -> None:
     """Submit a run's script once more and print the job id; it goes on from the newest whole checkpoint."""
-    from trainwright.launch.slurm import following
+    from trainwright.launch.slurm import submitted_run
 
-    for job_id in following.resume(following.run_folder(run, output_dir), chain, if_refused):
+    for job_id in submitted_run.resume(submitted_run.run_folder(run, output_dir), chain, if_refused):
         typer.echo(job_id)

@@ -39,8 +39,8 @@ def scaling(
     from trainwright.scaling.cases import MODES
     from trainwright.scaling.plot import plot as draw
     from trainwright.scaling.plot import require_plottable
-    from trainwright.scaling.report import explain, to_json
-    from trainwright.scaling.running import ScalingFlags, scale
+    from trainwright.scaling.scaling_run import ScalingFlags, scale
+    from trainwright.scaling.scaling_text import explain, to_json
 
     if plot is not None:
         require_plottable(plot)

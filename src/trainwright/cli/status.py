@@ -17,7 +17,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say where a submitted run stands: its job in the queue, its steps, and what to do if it ended."""
-    from trainwright.launch.slurm.following import run_folder, status_of
+    from trainwright.launch.slurm.submitted_run import run_folder, status_of
 
     found = status_of(run_folder(run, output_dir))
     if as_json:

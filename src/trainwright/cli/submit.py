@@ -51,7 +51,7 @@ def submit(
 ) -> None:
     """Submit the job to Slurm and print the job id; it goes on after preemption, a time limit or a lost node."""
     from trainwright.job.loading import load_job
-    from trainwright.launch.showing import tell
+    from trainwright.launch.run_output import tell
     from trainwright.launch.slurm import submission
     from trainwright.launch.slurm.asking import Flags, asked_request
     from trainwright.plan.explain import seconds

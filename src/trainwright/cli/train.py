@@ -41,12 +41,12 @@ def train(
     ] = None,
 ) -> None:
     """Train the job: the same command starts it, resumes it, or says that it is finished."""
-    from trainwright.doctor.before.checked import lines_of
-    from trainwright.doctor.before.checking import short_check
+    from trainwright.doctor.before.check_order import short_check
+    from trainwright.doctor.before.check_result import lines_of
     from trainwright.job.loading import load_job
-    from trainwright.launch.running import TrainOptions
-    from trainwright.launch.running import train as run
-    from trainwright.launch.showing import tell
+    from trainwright.launch.run_output import tell
+    from trainwright.launch.train_run import TrainOptions
+    from trainwright.launch.train_run import train as run
 
     options = TrainOptions(
         gpus=gpus,
@@ -64,7 +64,7 @@ def train(
     if nodes is None and not by_hand:
         raise typer.Exit(run(loaded, options))
     from trainwright.errors import UserError
-    from trainwright.launch.by_hand import one_of_nodes, train_on_this_node
+    from trainwright.launch.manual_nodes import one_of_nodes, train_on_this_node
     from trainwright.launch.ssh import hosts_of, train_on_hosts
 
     if nodes is None:

@@ -27,9 +27,9 @@ def tune(
     Nothing is written to the run folder. Later `plan`, `train` and `tune` of the job use what was measured.
     """
     from trainwright.job.loading import load_job
-    from trainwright.tune.showing import answer_as_data, answer_lines
     from trainwright.tune.tuning import TuneOptions
     from trainwright.tune.tuning import tune as run
+    from trainwright.tune.tuning_text import answer_as_data, answer_lines
 
     options = TuneOptions(
         gpus=gpus, level=level, write=write, fresh=fresh, timeout_s=timeout, asked=(job, *(overrides or ()))

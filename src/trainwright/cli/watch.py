@@ -24,7 +24,7 @@ def watch(
     ),
 ) -> None:
     """Show run, ranks, GPUs, host, curves and alerts; plain lines where the output is no terminal."""
-    from trainwright.watch.showing import Form, show
+    from trainwright.watch.watch_run import Form, show
 
     form: Form = "json" if as_json else "once" if once else "web" if web else "live"
     show(run, output_dir, form, port=port)

@@ -19,7 +19,7 @@ class Answer:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Return the answers in a file that `trainwright.train.answers` wrote."""
+    """Return the answers in a file that `trainwright.train.answer_prompts` wrote."""
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [Answer(row["story"], row["question"], row["right_answer"], row["answer"]) for row in rows]
 

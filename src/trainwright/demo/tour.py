@@ -18,7 +18,7 @@ from trainwright.demo.files import FACTS_IN_A_QUESTION, QUESTIONS, STEPS, TRAINI
 from trainwright.demo.scoring import Answer, exact_match, read_answers
 from trainwright.errors import ExitCode
 from trainwright.launch.processes import Processes
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.launch.supervision import StopAsked
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
@@ -126,7 +126,7 @@ def _steps_done(run: RunFolder, former_run: str | None) -> int:
 def _ask(folder: DemoFolder, stop: StopAsked) -> ExitCode:
     _heading("4. Does it answer?")
     tell(f"{QUESTIONS} questions on held-out facts, {FACTS_IN_A_QUESTION} in each story; then without the story.")
-    module = "trainwright.train.answers"
+    module = "trainwright.train.answer_prompts"
     paths = [folder.run.final_model_dir, folder.questions, folder.answers]
     tell(f"$ {_command(PYTHON, '-m', module, *paths)}")
     folder.answers_log.write_bytes(b"")
@@ -167,7 +167,7 @@ def _show_next(folder: DemoFolder, took_s: float) -> None:
         ("LoRA on the model you just made: it learns short answers", _command(TRAINWRIGHT, "train", folder.lora_job)),
         (
             "Ask the model with the adapter",
-            _command(PYTHON, "-m", "trainwright.train.answers", lora_model, folder.questions, lora_answers),
+            _command(PYTHON, "-m", "trainwright.train.answer_prompts", lora_model, folder.questions, lora_answers),
         ),
         ("The log of each process", f"ls {_shown(folder.run.latest_logs)}"),
         ("The loss as a curve", _command(TENSORBOARD, "--logdir", folder.run.logs_dir)),

@@ -19,7 +19,7 @@ from trainwright.doctor.lines import shown
 from trainwright.doctor.live import LiveStatus, standing
 from trainwright.doctor.losses import Losses, LossTrend, course_of
 from trainwright.doctor.resolve import Resolved, resolve
-from trainwright.doctor.samples import Seen, failures_in, read_samples, slowness_in
+from trainwright.doctor.sample_summary import Seen, failures_in, read_samples, slowness_in
 from trainwright.doctor.scan import Scan, Sighting, scan_blocks, scan_log
 from trainwright.launch.hangs.fault import Hang
 from trainwright.runs import records

@@ -14,7 +14,7 @@ from trainwright.doctor.inputs import stored
 from trainwright.job.schema import ResourcesSection
 from trainwright.launch.hangs.evidence import look
 from trainwright.launch.hangs.fault import Hang, find_fault
-from trainwright.launch.hangs.places import RankSection, heartbeats, limit_s
+from trainwright.launch.hangs.rank_sections import RankSection, heartbeats, limit_s
 from trainwright.launch.hangs.watching import stands_still
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder

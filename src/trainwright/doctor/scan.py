@@ -15,7 +15,7 @@ from trainwright.doctor.finding import Evidence
 from trainwright.doctor.lines import blocks_of, shown
 from trainwright.doctor.literals import Sought
 from trainwright.doctor.losses import COMPLETED, Losses, gradient_in, loss_in
-from trainwright.doctor.meters import Meters
+from trainwright.doctor.progress_parser import Meters
 from trainwright.launch.hangs.stacks import StackFrame
 
 _DIGITS: Final = b"0123456789abcdefABCDEF"

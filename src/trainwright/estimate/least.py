@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 
-from trainwright.anatomy.shapes import ModelShapes, Shape
-from trainwright.estimate.closed.held import lasting
-from trainwright.estimate.closed.states import Parameters
+from trainwright.anatomy.weight_shapes import ModelShapes, Shape
+from trainwright.estimate.closed.parameter_memory import Parameters
+from trainwright.estimate.closed.static_memory import lasting
 from trainwright.estimate.offload import offloaded_bytes
 from trainwright.estimate.request import Request
 

@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from trainwright.anatomy.shapes import ModelShapes
+from trainwright.anatomy.weight_shapes import ModelShapes
 from trainwright.errors import ExitCode, UserError
+from trainwright.estimate.cuda_overhead import outside_bytes
 from trainwright.estimate.figures import Memory
-from trainwright.estimate.outside import outside_bytes
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import GpuSpec
 
@@ -55,13 +55,13 @@ def shapes_on_meta(config: Mapping[str, Any], auto_class: str) -> ModelShapes:
     Raises:
         UserError: transformers refuses the config, or does not know the model.
     """
-    answer = _asked("trainwright.estimate.trace.shapes", {"config": dict(config), "auto_class": auto_class})
+    answer = _asked("trainwright.estimate.trace.shapes_on_meta", {"config": dict(config), "auto_class": auto_class})
     shapes = {name: tuple(shape) for name, shape in answer["parameters"].items()}
     return ModelShapes(shapes, frozenset(answer["linear"]), f"the model as transformers {answer['version']} builds it")
 
 
 def _answer(request: Request) -> dict[str, Any]:
-    return _asked("trainwright.estimate.trace", dataclasses.asdict(request))
+    return _asked("trainwright.estimate.trace.answer", dataclasses.asdict(request))
 
 
 def _asked(module: str, question: Mapping[str, Any]) -> dict[str, Any]:

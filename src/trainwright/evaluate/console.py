@@ -11,14 +11,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trainwright.evaluate.asked import ESTIMATED
 from trainwright.evaluate.claims import claims
 from trainwright.evaluate.documents import StrategyResults, table
+from trainwright.evaluate.eval_config import ESTIMATED
 from trainwright.evaluate.metrics import Record, by_difficulty, metrics
 from trainwright.evaluate.preparing import Prepared
 from trainwright.evaluate.questions.question import QuestionSet, constant_baselines
 from trainwright.evaluate.replicas import ReplicaSet
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 
 PLACES_SHOWN = 5
 LINES_WITHOUT_TERMINAL = 10

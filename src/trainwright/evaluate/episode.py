@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.evaluate.luck import luck
 from trainwright.evaluate.mdp import Action, DecisionProcess
 from trainwright.evaluate.policies import MOST_ACTIONS, PolicyEntry, State
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import Passage
 from trainwright.evaluate.scoring import Score, score
+from trainwright.evaluate.seeded_draw import luck
 
 
 @dataclass(frozen=True, kw_only=True)

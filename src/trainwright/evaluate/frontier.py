@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import not_installed
-from trainwright.evaluate.asked import DEFAULT_FIXED_K, EvalConfig
 from trainwright.evaluate.documents import StrategyResults, aligned
+from trainwright.evaluate.eval_config import DEFAULT_FIXED_K, EvalConfig
 from trainwright.evaluate.mdp import DecisionProcess
 from trainwright.evaluate.metrics import metrics
 from trainwright.evaluate.policies import Greedy, PolicyEntry

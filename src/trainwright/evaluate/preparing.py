@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import UserError
-from trainwright.evaluate.asked import DEFAULT_QUESTIONS, ESTIMATED, EvalConfig, RetrievalSection
-from trainwright.evaluate.driving import nothing_to_retrieve
+from trainwright.evaluate.batch_loop import nothing_to_retrieve
+from trainwright.evaluate.eval_config import DEFAULT_QUESTIONS, ESTIMATED, EvalConfig, RetrievalSection
 from trainwright.evaluate.expectation import expect
 from trainwright.evaluate.mdp import DecisionProcess
 from trainwright.evaluate.policies import PolicyEntry
+from trainwright.evaluate.policy_names import SPELLINGS, strategy
 from trainwright.evaluate.prompts import check_template
 from trainwright.evaluate.questions.question import Question, QuestionSet
-from trainwright.evaluate.questions.reading import read_questions
+from trainwright.evaluate.questions.question_files import read_questions
 from trainwright.evaluate.questions.selection import MIXED, select
 from trainwright.evaluate.results import Lines, results_path
 from trainwright.evaluate.retrieval.passages import Chunking
 from trainwright.evaluate.retrieval.retriever import prepare
-from trainwright.evaluate.spelling import SPELLINGS, strategy
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.local import local_inventory
 from trainwright.hardware.selection import cuda_environment, select_devices

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.evaluate.asked import DEFAULT_FIXED_K, EvalConfig
+from trainwright.evaluate.eval_config import DEFAULT_FIXED_K, EvalConfig
 
 QUESTIONS = 5
 

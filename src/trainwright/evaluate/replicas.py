@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trainwright.anatomy import Anatomy, anatomy
 from trainwright.anatomy.catalog import config_of
 from trainwright.errors import UserError
-from trainwright.evaluate.asked import EvalConfig
 from trainwright.evaluate.engines.engine import Placement
+from trainwright.evaluate.eval_config import EvalConfig
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device, Inventory
 from trainwright.hardware.selection import cuda_environment, select_devices

@@ -14,9 +14,9 @@ from trainwright.job.origins import KeyPath, Origin, dotted
 from trainwright.job.overrides import with_overrides
 from trainwright.job.preset import GUIDES, PREFIX, preset_text
 from trainwright.job.problems import forbidden_content, in_order, invalid_file, schema_problems
-from trainwright.job.reading import Document, read_file, read_keys
 from trainwright.job.schema import Job
 from trainwright.job.shape import JOB, FileKind, M
+from trainwright.job.yaml_document import Document, read_file, read_keys
 
 __all__ = ["LoadedJob", "Origin", "load_job", "validated"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainwright.job.origins import KeyPath, Origin, Problem
-from trainwright.job.reading import Document, read_yaml
 from trainwright.job.scalars import FORBIDDEN_TEXT
+from trainwright.job.yaml_document import Document, read_yaml
 
 _OVERRIDE = Origin("override")
 

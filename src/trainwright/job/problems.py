@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 from trainwright.errors import UserError
 from trainwright.job import checks
 from trainwright.job.origins import KeyPath, Problem, dotted
-from trainwright.job.reading import Document
 from trainwright.job.shape import FileKind
+from trainwright.job.yaml_document import Document
 
 _NAME_RULE = "use letters, digits, `.`, `_` and `-`, at most 100 of them, the first a letter or a digit"
 _LONGEST_VALUE = 40

@@ -9,8 +9,8 @@ from trainwright.errors import UserError
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.measured_runs import stored_runs
 from trainwright.estimate.traced import traced_memory
-from trainwright.hardware.asked import asked_inventory, stored_inventory
 from trainwright.hardware.inventory import Inventory
+from trainwright.hardware.inventory_source import asked_inventory, stored_inventory
 from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.course import Position
+from trainwright.job.batch_schedule import Position
 from trainwright.launch.contract import TEMPLATE, Level, Verdict, compare
 from trainwright.runs.checkpoints import CorruptCheckpoint, Manifest, newest_valid, verify
 from trainwright.runs.folder import RunFolder

@@ -22,7 +22,7 @@ from typing import Any, Final
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.schema import Job
 from trainwright.launch.failures import telling_line
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import read
 

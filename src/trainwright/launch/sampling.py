@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainwright.launch.processes import Processes
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.runs.folder import RunFolder
 
 LAST_SAMPLE_S = 5.0

@@ -19,8 +19,8 @@ from trainwright.launch.hangs.ending import Hangs, failure_of, say_hang
 from trainwright.launch.hangs.fault import Hang
 from trainwright.launch.processes import STOP_SIGNALS, Processes
 from trainwright.launch.resume import Start
+from trainwright.launch.run_output import RankOutput, outliving_readers, tell
 from trainwright.launch.sampling import sampling
-from trainwright.launch.showing import RankOutput, outliving_readers, tell
 from trainwright.out_of_memory import ALLOCATOR_VARIABLES
 from trainwright.plan.layout import Layout
 from trainwright.runs import index

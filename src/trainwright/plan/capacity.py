@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.estimate.outside import context_bytes
+from trainwright.estimate.cuda_overhead import context_bytes
 from trainwright.hardware import catalog
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import GIB, NotAvailable

@@ -19,9 +19,9 @@ from trainwright.job.schema import Job
 from trainwright.plan.confirmed import Tracing, confirmed, told
 from trainwright.plan.default_rate import default_rate
 from trainwright.plan.estimates import Amount, Estimate
+from trainwright.plan.job_model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.layout import Layout
 from trainwright.plan.least import Least, by_rule
-from trainwright.plan.model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.options import device_sets
 from trainwright.plan.own_script import narrowed, own_script, require_values, trace_pointer, warnings_of
 from trainwright.plan.reasons import at_once, describe, reasons

@@ -21,8 +21,8 @@ from trainwright.job.padding import needs_padding_mask
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
 from trainwright.plan.capacity import MARGIN, Capacity, capacity_of
+from trainwright.plan.job_model import AUTO_CLASSES
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import AUTO_CLASSES
 
 _ATTENTION: dict[str, Literal["auto", "eager", "flash_attention_2"]] = {
     "auto": "auto",

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from trainwright.estimate.figures import StepTime
 from trainwright.estimate.time import busy_bars, pace_bars
+from trainwright.hardware.device_text import mixed_gpus_block, strategy_line
 from trainwright.hardware.inventory import parse_inventory
-from trainwright.hardware.prints import mixed_gpus_block, strategy_line
 from trainwright.hardware.reading import GIB
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job

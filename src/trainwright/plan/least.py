@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.anatomy.shapes import ModelShapes
+from trainwright.anatomy.weight_shapes import ModelShapes
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.least import least_bytes, least_host_bytes
 from trainwright.hardware import catalog
@@ -19,8 +19,8 @@ from trainwright.job.schema import Job
 from trainwright.plan.by_rule import Choices, layout_by_rule
 from trainwright.plan.capacity import room_of
 from trainwright.plan.estimates import request_of
+from trainwright.plan.job_model import NoEstimate
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import NoEstimate
 from trainwright.plan.options import OFFLOADS, Sharing, sharings
 from trainwright.plan.reasons import devices_text, sharing_text
 from trainwright.plan.requirements import ranks_of

@@ -253,5 +253,5 @@ def trace_pointer(script: OwnScript, devices: tuple[Device, ...], ranks: int) ->
     request = {"script": [str(path)], "capacity_bytes": memory, "world_size": ranks}
     return (
         "set model.name for an estimate, or trace the script where torch is installed: "
-        f"`python -m trainwright.estimate.trace REQUEST.json` with {json.dumps(request)}"
+        f"`python -m trainwright.estimate.trace.answer REQUEST.json` with {json.dumps(request)}"
     )

@@ -8,7 +8,7 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
 from trainwright.job.schema import PLANNED_TASKS, Job
-from trainwright.plan.model import is_folder_name, no_model
+from trainwright.plan.job_model import is_folder_name, no_model
 
 
 def require_runnable(job: Job) -> None:

@@ -12,7 +12,7 @@ from trainwright.anatomy import Anatomy
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.closed import memory
 from trainwright.estimate.figures import Memory
-from trainwright.estimate.host import host_memory
+from trainwright.estimate.host_memory import host_memory
 from trainwright.estimate.measured_runs import Kind, gpu_model, kind_of
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import GpuSpec
@@ -33,8 +33,8 @@ from trainwright.plan.estimates import (
     with_step_time,
     with_time,
 )
+from trainwright.plan.job_model import PlannedModel
 from trainwright.plan.layout import Layout
-from trainwright.plan.model import PlannedModel
 from trainwright.plan.options import (
     OFFLOADS,
     SIMPLEST_FIRST,

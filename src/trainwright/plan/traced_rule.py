@@ -14,9 +14,9 @@ from trainwright.hardware.reading import GIB
 from trainwright.job.schema import Job
 from trainwright.plan.confirmed import MICRO_STEPS, MOST_TRACED, Tracing
 from trainwright.plan.estimates import Cards, Estimate, request_of, why_too_big
+from trainwright.plan.job_model import NoEstimate
 from trainwright.plan.layout import Layout
 from trainwright.plan.least import Unestimated
-from trainwright.plan.model import NoEstimate
 from trainwright.plan.search import EVAL_FACTOR
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from trainwright.reports.samples import SystemCurves
 from trainwright.reports.steps import Steps
+from trainwright.reports.system_curves import SystemCurves
 from trainwright.runs.values import mapping, number, text, whole
 
 Unit = Literal["bytes", "s"]

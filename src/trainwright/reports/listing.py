@@ -13,11 +13,11 @@ from typing import Final, get_args
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.reading import printable
-from trainwright.reports.spelling import spelled
+from trainwright.reports.formatting import spelled
 from trainwright.reports.summary import Summary, gone, summarize
 from trainwright.runs import index
 from trainwright.runs.folder import RunFolder
-from trainwright.watch import spell
+from trainwright.watch import formatting
 from trainwright.watch.tables import Table
 from trainwright.watch.view import RunState
 
@@ -127,9 +127,9 @@ def _row(run: Summary) -> tuple[str, ...]:
             run.state,
             spelled("moment", run.started_s),
             spelled("duration", run.duration_s),
-            run.model or spell.NOT_AVAILABLE,
-            run.strategy or spell.NOT_AVAILABLE,
-            run.devices or spell.NOT_AVAILABLE,
+            run.model or formatting.NOT_AVAILABLE,
+            run.strategy or formatting.NOT_AVAILABLE,
+            run.devices or formatting.NOT_AVAILABLE,
             spelled("count", run.step) + total,
             spelled("loss", run.loss),
             run.folder,

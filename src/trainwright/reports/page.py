@@ -17,12 +17,12 @@ from trainwright import __version__
 from trainwright.hardware.reading import printable
 from trainwright.reports.compared import Compared
 from trainwright.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Tick, draw
+from trainwright.reports.formatting import spelled
 from trainwright.reports.incidents import Incident
 from trainwright.reports.plots import Plot
 from trainwright.reports.run_report import RunReport
 from trainwright.reports.side_by_side import CLAIM, Column, ComparisonTable, comparisons
-from trainwright.reports.spelling import spelled
-from trainwright.watch import spell
+from trainwright.watch import formatting
 
 SHORT: Final = (
     "description",
@@ -130,7 +130,7 @@ def _cards(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "GPU memory, peak", spelled("bytes", measured.gpu_peak_bytes)
     yield "GPU memory in use, peak", spelled("pct", measured.gpu_peak_pct)
     yield "GPU utilisation, mean", spelled("pct", measured.gpu_utilization_pct)
-    yield "devices", run.devices or spell.NOT_AVAILABLE
+    yield "devices", run.devices or formatting.NOT_AVAILABLE
     yield "began", spelled("moment", run.started_s)
     yield "time of all attempts", spelled("duration", run.duration_s)
     yield "attempts", str(run.attempts)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from trainwright.reports.curves import Curve, Series
-from trainwright.reports.samples import ALL, SystemCurves
 from trainwright.reports.steps import Steps
+from trainwright.reports.system_curves import ALL, SystemCurves
 
 Axis = Literal["step", "time"]
 _BY_STEP: Final[Sequence[tuple[str, str, str, dict[str, str]]]] = (

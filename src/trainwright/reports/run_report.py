@@ -12,9 +12,9 @@ from trainwright.reports.attempts import Attempt, read_attempts, worked_s
 from trainwright.reports.compared import Compared, compare
 from trainwright.reports.incidents import Incident, alarms, incidents
 from trainwright.reports.plots import Plot, plots_of
-from trainwright.reports.samples import SystemCurves, read_samples
 from trainwright.reports.steps import Steps, read_steps
 from trainwright.reports.summary import Documents, Summary, summary_of
+from trainwright.reports.system_curves import SystemCurves, read_samples
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.values import document, mapping, text, whole

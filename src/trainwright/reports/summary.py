@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from trainwright.errors import ExitCode
 from trainwright.reports.attempts import Attempt, read_attempts, worked_s
-from trainwright.reports.samples import SystemCurves, first_and_last
+from trainwright.reports.system_curves import SystemCurves, first_and_last
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import may_be_held
 from trainwright.runs.values import document, mapping, mappings, number, text, whole
-from trainwright.watch.following import TAIL_BYTES, Follower
+from trainwright.watch.json_lines import TAIL_BYTES, Follower
 from trainwright.watch.run_state import state_of
 
 MEANINGS: Final = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainwright.errors import UserError, not_installed
-from trainwright.scaling.report import claim_beside
-from trainwright.scaling.running import Scaling
+from trainwright.scaling.scaling_run import Scaling
+from trainwright.scaling.scaling_text import claim_beside
 
 
 def require_plottable(path: Path) -> None:

@@ -14,17 +14,17 @@ import psutil
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.host import read_host
-from trainwright.launch.beginning import make_ready
 from trainwright.launch.failures import Failure, cause_of
-from trainwright.launch.hangs.places import STEP_SECTIONS
+from trainwright.launch.hangs.rank_sections import STEP_SECTIONS
+from trainwright.launch.prepare_run import make_ready
 from trainwright.launch.processes import Processes
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.launch.supervision import POLL_S, StopAsked, open_attempt, start_here
 from trainwright.out_of_memory import first_words
 from trainwright.runs import records
 from trainwright.runs.folder import RunFolder
 from trainwright.scaling.cases import Case
-from trainwright.watch.following import Follower
+from trainwright.watch.json_lines import Follower
 from trainwright.watch.ranks import read_ranks
 from trainwright.watch.samples import RankSample
 

@@ -15,7 +15,7 @@ from trainwright.train.data.dataset import TokenDataset
 from trainwright.train.feeding import Feed, Samples
 from trainwright.train.precision import autocast
 from trainwright.train.ranks import Ranks
-from trainwright.train.sections import Sections
+from trainwright.train.step_timer import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks.protocol import Task

@@ -16,7 +16,7 @@ import torch
 
 from trainwright.runs.folder import RunFolder
 from trainwright.train.assignment import Assignment
-from trainwright.train.sections import Sections
+from trainwright.train.step_timer import Sections
 
 PERIOD_S = 1.0
 

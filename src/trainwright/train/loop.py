@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.course import Batch, BatchSchedule, Position
+from trainwright.job.batch_schedule import Batch, BatchSchedule, Position
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
@@ -31,7 +31,7 @@ from trainwright.train.precision import autocast
 from trainwright.train.randomness import seed_micro_step
 from trainwright.train.ranks import Ranks
 from trainwright.train.saving import Best, save_checkpoint
-from trainwright.train.sections import Sections
+from trainwright.train.step_timer import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks.protocol import Task

@@ -25,7 +25,7 @@ from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.storage import storage_errno
 from trainwright.runs.writing import read_json, write_json_atomic
 from trainwright.train.data import cache
-from trainwright.train.data.request import data_request, sha256_of, task_file
+from trainwright.train.data.data_request import data_request, sha256_of, task_file
 from trainwright.train.data.tokenizer import folder_sha256
 from trainwright.train.inputs import base_folder, deciding_files, read_once, token_ids
 from trainwright.train.stopping import STOP_SIGNALS

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainwright.job.course import Batch, Position
+from trainwright.job.batch_schedule import Batch, Position
 from trainwright.runs.records import append
 from trainwright.train.balance import Balance
 from trainwright.train.console import StepPace, say

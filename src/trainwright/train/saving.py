@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from trainwright.job.course import Position
+from trainwright.job.batch_schedule import Position
 from trainwright.runs.checkpoints import FileDigest, commit, open_staging, read_manifest, retain, seal_file
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.storage import retry_storage

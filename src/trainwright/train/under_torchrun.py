@@ -43,7 +43,7 @@ def main() -> int:
             folder.create()
             held.enter_context(RunLock(folder))
             begun = subprocess.run(
-                [sys.executable, "-m", "trainwright.launch.beginning", str(planned)], stdout=subprocess.PIPE
+                [sys.executable, "-m", "trainwright.launch.prepare_run", str(planned)], stdout=subprocess.PIPE
             )
             if begun.returncode:
                 return begun.returncode

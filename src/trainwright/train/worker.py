@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.course import BatchSchedule
+from trainwright.job.batch_schedule import BatchSchedule
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
@@ -34,7 +34,7 @@ from trainwright.train.precision import autocast
 from trainwright.train.probing import probe
 from trainwright.train.ranks import Ranks, open_group
 from trainwright.train.saving import Restored, load_checkpoint
-from trainwright.train.sections import Sections
+from trainwright.train.step_timer import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.stopwatch import Stopwatch
 from trainwright.train.strategies.protocol import Strategy

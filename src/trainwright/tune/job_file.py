@@ -10,8 +10,8 @@ from typing import Any
 
 from trainwright.errors import UserError
 from trainwright.job.origins import Origin
-from trainwright.job.reading import read_file, read_keys
 from trainwright.job.shape import JOB
+from trainwright.job.yaml_document import read_file, read_keys
 from trainwright.runs.writing import write_text_atomic
 
 Values = Mapping[tuple[str, str], int]

@@ -12,8 +12,8 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.host import kernel_kills, read_host
 from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.schema import Job
-from trainwright.launch.beginning import write_run_files
 from trainwright.launch.failures import Failure, cause_of
+from trainwright.launch.prepare_run import write_run_files
 from trainwright.launch.processes import Processes
 from trainwright.launch.supervision import POLL_S, StartRanks, StopAsked, run_prepare, start_here
 from trainwright.plan.choose import Plan

@@ -15,10 +15,10 @@ from trainwright.hardware.reading import NotAvailable
 from trainwright.job.placeholders import names_in
 from trainwright.job.schema import Job
 from trainwright.launch.failures import cause_of
-from trainwright.launch.own_script.running import start_script_here, write_script_files
+from trainwright.launch.own_script.script_run import start_script_here, write_script_files
 from trainwright.launch.processes import Processes
 from trainwright.launch.resume import Start
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.launch.supervision import open_attempt
 from trainwright.plan.choose import Plan
 from trainwright.plan.search import EVAL_FACTOR

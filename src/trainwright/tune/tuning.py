@@ -17,9 +17,9 @@ from trainwright.job.loading import LoadedJob
 from trainwright.job.preset import PREFIX
 from trainwright.job.schema import Job
 from trainwright.launch.less_memory import remedies
-from trainwright.launch.running import given_keys
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.launch.supervision import StopAsked
+from trainwright.launch.train_run import given_keys
 from trainwright.out_of_memory import expanding_by, first_words
 from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.layout import Layout

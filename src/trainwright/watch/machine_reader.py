@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from trainwright.job.schema import AlertsSection
+from trainwright.watch.alerts.active_alerts import ActiveAlerts, Alert, standing_after
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import ActiveAlerts, Alert, standing_after
 from trainwright.watch.gpus import GpuReader
 from trainwright.watch.node import NodeReader
 from trainwright.watch.samples import Sample

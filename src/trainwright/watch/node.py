@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.watch.gpus import GpuReader
-from trainwright.watch.host import HostReader
+from trainwright.watch.host_sampler import HostReader
 from trainwright.watch.ranks import RankProcesses
 from trainwright.watch.samples import RankSample, Sample
 

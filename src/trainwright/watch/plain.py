@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainwright.hardware.reading import GIB, printable
-from trainwright.watch import spell
+from trainwright.watch import formatting
 from trainwright.watch.tables import notes, status_lines, tables
 from trainwright.watch.view import Points, View
 
@@ -38,29 +38,27 @@ def _course(title: str, points: Points) -> str:
 
 def brief(view: View) -> str:
     """Return where everything stands in one line."""
-    parts = [spell.clock(view.time_s)]
+    parts = [formatting.clock(view.time_s)]
     if view.run is not None:
         run = view.run
         total = f"/{run.total_steps:,}" if run.total_steps else ""
         parts.append(run.state if run.step is None else f"{run.state} {run.step:,}{total}")
         if run.step is not None:
-            parts += [f"loss {spell.number(run.loss, '.4f')}", f"{spell.number(run.tokens_per_s, ',.0f')} tokens/s"]
+            parts += [
+                f"loss {formatting.number(run.loss, '.4f')}",
+                f"{formatting.number(run.tokens_per_s, ',.0f')} tokens/s",
+            ]
         if run.left_s is not None:
-            parts.append(f"left {spell.duration(run.left_s)}")
+            parts.append(f"left {formatting.duration(run.left_s)}")
     for node in view.nodes:
         where = f"{node.node}: " if len(view.nodes) > 1 else ""
         for gpu in node.gpus:
-            what = (
-                "lost"
-                if gpu.lost
-                else (
-                    f"{spell.number(gpu.utilization_pct, 'd', '%')} "
-                    f"{spell.number(gpu.memory_pct, '.0f', '% memory')} {spell.number(gpu.temperature_c, 'd', '°C')}"
-                )
-            )
+            used = formatting.number(gpu.utilization_pct, "d", "%")
+            memory = formatting.number(gpu.memory_pct, ".0f", "% memory")
+            what = "lost" if gpu.lost else f"{used} {memory} {formatting.number(gpu.temperature_c, 'd', '°C')}"
             parts.append(f"{where}GPU {gpu.index} {what}")
         available = node.host.memory_available_bytes
-        parts.append(f"{where}host {spell.number(available and available / GIB, '.1f', 'GiB free')}")
+        parts.append(f"{where}host {formatting.number(available and available / GIB, '.1f', 'GiB free')}")
     if view.alerts:
         parts.append(f"{len(view.alerts)} alerts")
     return printable("  ".join(parts))

@@ -16,8 +16,8 @@ import time
 from trainwright.job.schema import AlertsSection
 from trainwright.launch.processes import STOP_SIGNALS
 from trainwright.runs.folder import RunFolder
+from trainwright.watch.alerts.active_alerts import Alert
 from trainwright.watch.alerts.delivery import open_delivery
-from trainwright.watch.alerts.standing import Alert
 
 
 def launcher_lost(folder: RunFolder, pid: int) -> Alert:

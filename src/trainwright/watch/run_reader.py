@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any, Final
 
 from trainwright.hardware.reading import GIB
-from trainwright.launch.hangs.places import STEP_SECTIONS
+from trainwright.launch.hangs.rank_sections import STEP_SECTIONS
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import PassedOver
 from trainwright.runs.values import document, mapping, mappings, number, text, understood, whole
-from trainwright.watch.alerts.standing import Alert, standing_after
-from trainwright.watch.following import TAIL_BYTES, Follower, evenly
+from trainwright.watch.alerts.active_alerts import Alert, standing_after
+from trainwright.watch.json_lines import TAIL_BYTES, Follower, evenly
 from trainwright.watch.ranks import read_ranks
 from trainwright.watch.run_state import ENDS, state_of
 from trainwright.watch.samples import RankSample, Sample

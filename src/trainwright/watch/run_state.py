@@ -8,7 +8,7 @@ from typing import Any, Final
 from trainwright.launch.failures import telling_line
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.values import text, whole
-from trainwright.watch import spell
+from trainwright.watch import formatting
 from trainwright.watch.view import RunState
 
 SILENT_S: Final = 30.0
@@ -38,5 +38,5 @@ def state_of(
     if heard_s is None:
         return "preparing", None
     if now_s - heard_s > SILENT_S:
-        return "silent", f"no sign of life for {spell.duration(now_s - heard_s)}, and no word of its end"
+        return "silent", f"no sign of life for {formatting.duration(now_s - heard_s)}, and no word of its end"
     return ("running" if told else "preparing"), None

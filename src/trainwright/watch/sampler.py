@@ -22,10 +22,10 @@ from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.records import append, read
 from trainwright.runs.writing import read_json
+from trainwright.watch.alerts.active_alerts import ActiveAlerts, Alert
 from trainwright.watch.alerts.conditions import Condition
 from trainwright.watch.alerts.delivery import open_delivery
 from trainwright.watch.alerts.machine import machine_conditions
-from trainwright.watch.alerts.standing import ActiveAlerts, Alert
 from trainwright.watch.alerts.training import (
     LossAndPace,
     RankPace,
@@ -33,8 +33,8 @@ from trainwright.watch.alerts.training import (
     not_finite,
     storage_conditions,
 )
-from trainwright.watch.following import Follower
 from trainwright.watch.gpus import GpuReader
+from trainwright.watch.json_lines import Follower
 from trainwright.watch.node import NodeReader
 from trainwright.watch.ranks import read_ranks
 from trainwright.watch.sample_file import SampleFile

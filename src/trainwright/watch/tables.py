@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainwright.hardware.reading import printable
-from trainwright.launch.hangs.places import STEP_SECTIONS
-from trainwright.watch import spell
-from trainwright.watch.alerts.standing import Alert
+from trainwright.launch.hangs.rank_sections import STEP_SECTIONS
+from trainwright.watch import formatting
+from trainwright.watch.alerts.active_alerts import Alert
 from trainwright.watch.samples import GpuSample, HostSample, Sample
 from trainwright.watch.view import RankView, RunStatus, View
 
@@ -48,15 +48,15 @@ def status_lines(run: RunStatus) -> list[str]:
     if run.step is not None:
         total = f"/{run.total_steps:,}" if run.total_steps else ""
         share = f" ({100 * run.step / run.total_steps:.0f} %)" if run.total_steps else ""
-        left = f"  left {spell.duration(run.left_s)}" if run.left_s is not None else ""
-        lines.append(f"step {run.step:,}{total}{share}  epoch {spell.number(run.epoch, '.2f')}{left}")
+        left = f"  left {formatting.duration(run.left_s)}" if run.left_s is not None else ""
+        lines.append(f"step {run.step:,}{total}{share}  epoch {formatting.number(run.epoch, '.2f')}{left}")
         lines.append(
-            f"loss {spell.number(run.loss, '.4f')}  eval {spell.number(run.eval_loss, '.4f')}  "
-            f"{spell.number(run.tokens_per_s, ',.0f')} tokens/s  {spell.number(run.step_s, '.3f')} s/step  "
-            f"lr {spell.number(run.learning_rate, '.3g')}"
+            f"loss {formatting.number(run.loss, '.4f')}  eval {formatting.number(run.eval_loss, '.4f')}  "
+            f"{formatting.number(run.tokens_per_s, ',.0f')} tokens/s  {formatting.number(run.step_s, '.3f')} s/step  "
+            f"lr {formatting.number(run.learning_rate, '.3g')}"
         )
         saved = f"checkpoint-{run.checkpoint_step}" if run.checkpoint_step is not None else "no checkpoint yet"
-        age = f", {spell.duration(run.checkpoint_age_s)} ago" if run.checkpoint_age_s is not None else ""
+        age = f", {formatting.duration(run.checkpoint_age_s)} ago" if run.checkpoint_age_s is not None else ""
         lines.append(f"saved: {saved}{age}")
     return [printable(line) for line in lines]
 
@@ -79,7 +79,8 @@ def tables(view: View) -> list[Table]:
 def alerts_table(alerts: Iterable[Alert]) -> Table:
     """Return what stands, with its advice."""
     rows = tuple(
-        (spell.clock(alert.since_s), alert.severity, printable(alert.what), printable(alert.advice)) for alert in alerts
+        (formatting.clock(alert.since_s), alert.severity, printable(alert.what), printable(alert.advice))
+        for alert in alerts
     )
     return Table("Alerts", ("since", "", "what", "advice"), rows, ("advice",))
 
@@ -110,21 +111,21 @@ _RANK_FIRST_TO_GO = ("retries", "reserved", "state", "optimizer", "step time", "
 
 def _rank_row(rank: RankView, view: View) -> tuple[str, ...]:
     sample = rank.sample
-    shares = (spell.number(rank.shares_pct.get(name), ".0f", "%") for name in STEP_SECTIONS)
+    shares = (formatting.number(rank.shares_pct.get(name), ".0f", "%") for name in STEP_SECTIONS)
     on_gpu = sample.allocated_bytes is not None
     silent_s = view.time_s - sample.time_s
     over = view.run is not None and view.run.state in ("finished", "stopped", "failed")
-    late = f", silent {spell.duration(silent_s)}" if silent_s > 10 and not over else ""
+    late = f", silent {formatting.duration(silent_s)}" if silent_s > 10 and not over else ""
     return (
         str(sample.rank),
-        spell.number(sample.step, ",d"),
-        printable(sample.section or spell.NOT_AVAILABLE),
-        spell.number(rank.step_s, ".3f", "s"),
+        formatting.number(sample.step, ",d"),
+        printable(sample.section or formatting.NOT_AVAILABLE),
+        formatting.number(rank.step_s, ".3f", "s"),
         *shares,
-        spell.gib(sample.allocated_bytes if on_gpu else sample.resident_bytes),
-        spell.gib(sample.reserved_bytes),
-        spell.number(sample.allocator_retries_total, "d"),
-        printable(sample.process_state or spell.NOT_AVAILABLE) + late,
+        formatting.gib(sample.allocated_bytes if on_gpu else sample.resident_bytes),
+        formatting.gib(sample.reserved_bytes),
+        formatting.number(sample.allocator_retries_total, "d"),
+        printable(sample.process_state or formatting.NOT_AVAILABLE) + late,
     )
 
 
@@ -162,23 +163,23 @@ _NORMAL = ("gpu_idle", "application_clocks")
 
 def _gpu_row(node: Sample, gpu: GpuSample, several: bool) -> tuple[str, ...]:
     slowed = None if gpu.throttle_reasons is None else [name for name in gpu.throttle_reasons if name not in _NORMAL]
-    name = (gpu.name or spell.NOT_AVAILABLE).removeprefix("NVIDIA ")
-    users = None if gpu.processes is None else [f"{p.pid} {spell.gib(p.memory_bytes)}" for p in gpu.processes]
+    name = (gpu.name or formatting.NOT_AVAILABLE).removeprefix("NVIDIA ")
+    users = None if gpu.processes is None else [f"{p.pid} {formatting.gib(p.memory_bytes)}" for p in gpu.processes]
     return (
         f"{printable(node.node)}:{gpu.index}" if several else str(gpu.index),
         "LOST" if gpu.lost and gpu.name is None else printable(name) + (" LOST" if gpu.lost else ""),
-        spell.used_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
-        spell.number(gpu.utilization_pct, "d", "%"),
-        spell.number(gpu.temperature_c, "d", "°C"),
-        spell.of_limit(gpu.power_w, gpu.power_limit_w, "W"),
-        spell.of_limit(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),
+        formatting.used_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        formatting.number(gpu.utilization_pct, "d", "%"),
+        formatting.number(gpu.temperature_c, "d", "°C"),
+        formatting.of_limit(gpu.power_w, gpu.power_limit_w, "W"),
+        formatting.of_limit(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),
         _listed(slowed),
-        spell.rate(gpu.pcie_received_bytes_s),
-        spell.rate(gpu.pcie_sent_bytes_s),
-        spell.rate(gpu.nvlink_received_bytes_s),
-        spell.rate(gpu.nvlink_sent_bytes_s),
+        formatting.rate(gpu.pcie_received_bytes_s),
+        formatting.rate(gpu.pcie_sent_bytes_s),
+        formatting.rate(gpu.nvlink_received_bytes_s),
+        formatting.rate(gpu.nvlink_sent_bytes_s),
         _ecc(gpu),
-        spell.number(gpu.xid_total, "d"),
+        formatting.number(gpu.xid_total, "d"),
         _listed(users),
     )
 
@@ -186,20 +187,20 @@ def _gpu_row(node: Sample, gpu: GpuSample, several: bool) -> tuple[str, ...]:
 def _ecc(gpu: GpuSample) -> str:
     """Return errors of memory, those that were corrected and those that were not."""
     if gpu.ecc_corrected_total is None and gpu.ecc_uncorrected_total is None:
-        return spell.NOT_AVAILABLE
-    return f"{spell.number(gpu.ecc_corrected_total, 'd')}/{spell.number(gpu.ecc_uncorrected_total, 'd')}"
+        return formatting.NOT_AVAILABLE
+    return f"{formatting.number(gpu.ecc_corrected_total, 'd')}/{formatting.number(gpu.ecc_uncorrected_total, 'd')}"
 
 
 def _listed(words: Sequence[str] | None) -> str:
-    return spell.NOT_AVAILABLE if words is None else printable(", ".join(words)) or "-"
+    return formatting.NOT_AVAILABLE if words is None else printable(", ".join(words)) or "-"
 
 
 def _instance_rows(gpu: GpuSample) -> list[tuple[str, ...]]:
     return [
         (
             str(gpu.index),
-            printable(instance.name or instance.uuid or spell.NOT_AVAILABLE),
-            spell.used_of(instance.memory_used_bytes, instance.memory_total_bytes),
+            printable(instance.name or instance.uuid or formatting.NOT_AVAILABLE),
+            formatting.used_of(instance.memory_used_bytes, instance.memory_total_bytes),
         )
         for instance in gpu.instances or ()
     ]
@@ -213,18 +214,18 @@ def _host_row(node: Sample) -> tuple[str, ...]:
     host = node.host
     return (
         printable(node.node),
-        spell.gib(host.memory_available_bytes),
-        spell.gib(host.memory_total_bytes),
-        spell.gib(host.swap_used_bytes),
+        formatting.gib(host.memory_available_bytes),
+        formatting.gib(host.memory_total_bytes),
+        formatting.gib(host.swap_used_bytes),
         _cpu(host),
-        spell.gib(host.shm_free_bytes),
-        spell.gib(host.run_disk_free_bytes),
-        spell.number(host.oom_kill_total, "d"),
-        f"{spell.rate(host.disk_read_bytes_s)} in, {spell.rate(host.disk_written_bytes_s)} out",
-        f"{spell.rate(host.network_received_bytes_s)} in, {spell.rate(host.network_sent_bytes_s)} out",
+        formatting.gib(host.shm_free_bytes),
+        formatting.gib(host.run_disk_free_bytes),
+        formatting.number(host.oom_kill_total, "d"),
+        f"{formatting.rate(host.disk_read_bytes_s)} in, {formatting.rate(host.disk_written_bytes_s)} out",
+        f"{formatting.rate(host.network_received_bytes_s)} in, {formatting.rate(host.network_sent_bytes_s)} out",
     )
 
 
 def _cpu(host: HostSample) -> str:
     cores = f" of {len(host.cores_pct)} cores" if host.cores_pct else ""
-    return spell.number(host.cpu_pct, ".0f", "%") + cores
+    return formatting.number(host.cpu_pct, ".0f", "%") + cores

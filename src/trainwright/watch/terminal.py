@@ -10,9 +10,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Footer, Static
 
-from trainwright.watch import spell
+from trainwright.watch import formatting
 from trainwright.watch.chart import chart
-from trainwright.watch.reading import Reader
+from trainwright.watch.newest_view import Reader
 from trainwright.watch.tables import Table, notes, status_lines, tables
 from trainwright.watch.view import Points, View
 
@@ -105,7 +105,7 @@ class WatchApp(App[None]):
     def _status(self, view: View) -> Text:
         lines = status_lines(view.run) if view.run is not None else ["this machine"]
         paused = ", paused" if self._paused else ""
-        lines[0] += f"  [{spell.clock(view.time_s)}{paused}]"
+        lines[0] += f"  [{formatting.clock(view.time_s)}{paused}]"
         if view.alerts:
             lines.append(f"alerts standing: {len(view.alerts)}")
         return Text("\n".join(lines))

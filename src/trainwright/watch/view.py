@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainwright.watch.alerts.standing import Alert
+from trainwright.watch.alerts.active_alerts import Alert
 from trainwright.watch.samples import SCHEMA_VERSION, RankSample, Sample
 
 RunState = Literal["preparing", "running", "finished", "stopped", "failed", "silent"]

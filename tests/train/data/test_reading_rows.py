@@ -15,7 +15,7 @@ import pytest
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.train.data.problems import Problems
-from trainwright.train.data.reading import LONGEST_LINE_BYTES, column_names, read_rows
+from trainwright.train.data.rows import LONGEST_LINE_BYTES, column_names, read_rows
 from trainwright.train.data.sources import find_source
 
 ROWS = [{"prompt": f"prompt {i}, with a comma", "response": f'line "one"\nline two of {i} é'} for i in range(30)]
@@ -256,7 +256,7 @@ def test_a_hub_name_without_network_says_what_to_do(tmp_path: Path) -> None:
 _MEASURE = """
 import sys
 from trainwright.train.data.problems import Problems
-from trainwright.train.data.reading import read_rows
+from trainwright.train.data.rows import read_rows
 from trainwright.train.data.sources import find_source
 
 def count(path):

@@ -18,7 +18,7 @@ READ = """
 import resource, sys
 from trainwright.errors import UserError
 from trainwright.train.data.problems import Problems
-from trainwright.train.data.reading import read_rows
+from trainwright.train.data.rows import read_rows
 from trainwright.train.data.sources import find_source
 import pyarrow.parquet
 

@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainwright.doctor.before.checked import Checked, ok, problem, warning
+from trainwright.doctor.before.check_result import Checked, ok, problem, warning
 from trainwright.errors import UserError
 from trainwright.hardware.reading import GIB
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
 from trainwright.launch.planning import samples_in
-from trainwright.launch.running import plan_here
+from trainwright.launch.train_run import plan_here
 from trainwright.model_folder import CONFIG, read_model_config, require_whole, wanted_files
 from trainwright.plan.choose import Plan
-from trainwright.plan.model import checkpoint_bytes
+from trainwright.plan.job_model import checkpoint_bytes
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import write_json_atomic
 

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
-from trainwright.doctor.before.checked import Checked, ok, problem, warning
+from trainwright.doctor.before.check_result import Checked, ok, problem, warning
+from trainwright.hardware.device_text import mixed_gpus_block
 from trainwright.hardware.inventory import Device, Inventory
 from trainwright.hardware.precision import choose_precision
-from trainwright.hardware.prints import mixed_gpus_block
 from trainwright.hardware.reading import GIB, NotAvailable
 
 LEAST_SHM_GIB: Final = 1.0

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from trainwright.anatomy.parts import Anatomy
 from trainwright.estimate.closed.layouts import Layouts
+from trainwright.estimate.cuda_overhead import outside_bytes
 from trainwright.estimate.figures import Memory
-from trainwright.estimate.outside import outside_bytes
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import GpuSpec
 

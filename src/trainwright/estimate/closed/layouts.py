@@ -8,11 +8,11 @@ from typing import Any
 
 from trainwright.anatomy.parts import Anatomy
 from trainwright.errors import UserError
-from trainwright.estimate.closed.course import MemoryPoint
-from trainwright.estimate.closed.held import held
-from trainwright.estimate.closed.model import micro_step, whole_micro_step
+from trainwright.estimate.closed.memory_timeline import MemoryPoint
+from trainwright.estimate.closed.parameter_memory import BYTES, Held, Parameters, keeps_fp32, parameters
 from trainwright.estimate.closed.replay import ReplayedPasses, Reserved, replay
-from trainwright.estimate.closed.states import BYTES, Held, Parameters, keeps_fp32, parameters
+from trainwright.estimate.closed.short_model import micro_step, whole_micro_step
+from trainwright.estimate.closed.static_memory import held
 from trainwright.estimate.closed.step import SORTED_ABOVE, StepKey
 from trainwright.estimate.closed.tape import Recording
 from trainwright.estimate.request import Request

@@ -17,7 +17,7 @@ from trainwright.anatomy.parameters import path_of
 from trainwright.anatomy.parts import Anatomy, ModuleWeight
 from trainwright.anatomy.quantized import nf4_bytes
 from trainwright.estimate.allocator import CachingAllocator
-from trainwright.estimate.closed.states import (
+from trainwright.estimate.closed.parameter_memory import (
     BYTES,
     Held,
     Parameters,

@@ -13,8 +13,8 @@ from trainwright.estimate.closed import attention as kernels
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.modules import Module
+from trainwright.estimate.closed.parameter_memory import Parameters
 from trainwright.estimate.closed.sharding import Sharding
-from trainwright.estimate.closed.states import Parameters
 from trainwright.estimate.closed.tape import FP32, HALF, Size, Tape, TapeParameter, Tensor
 
 BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "uint8": 1}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import prod
 
-from trainwright.estimate.closed.states import BYTES, Held, Parameters, Shape, elements
+from trainwright.estimate.closed.parameter_memory import BYTES, Held, Parameters, Shape, elements
 from trainwright.estimate.closed.tape import Storage, Tape, TapeParameter, Tensor
 from trainwright.estimate.request import Request
 

@@ -8,14 +8,14 @@ from typing import Final
 
 from trainwright.anatomy import Anatomy
 from trainwright.errors import UserError
+from trainwright.estimate.cache import Recent
 from trainwright.estimate.figures import StepTime
-from trainwright.estimate.recent import Recent
 from trainwright.estimate.request import Request
 from trainwright.estimate.time.communication import MicroBatchPace, Tensors, exposed_s
 from trainwright.estimate.time.compute import NF4_BYTES, PhaseTime, TimedPasses, arithmetic_of
 from trainwright.estimate.time.links import Link, link_of
+from trainwright.estimate.time.pass_cache import passes_of, recent_size
 from trainwright.estimate.time.rates import RateRange, Speed, speed_of
-from trainwright.estimate.time.recent import passes_of, recent_size
 from trainwright.estimate.time.size import Size
 from trainwright.estimate.time.traffic import CAST_BYTES
 from trainwright.estimate.time.update import UPDATES, Update, update_s

@@ -1,7 +1,7 @@
 """The traced step: the real step of the real model on tensors that hold nothing, to see what memory it would take.
 
 Stands beside the rest like the workers: it imports torch, nothing imports it, and it is started as a process of its
-own, `python -m trainwright.estimate.trace REQUEST.json`, so that it can run with the library versions of another
+own, `python -m trainwright.estimate.trace.answer REQUEST.json`, so that it can run with the library versions of another
 environment. It needs no GPU, no weights and no network.
 
     request.py      what to trace                      tracker.py     every allocation and free, by part and phase

@@ -14,7 +14,7 @@ from typing import Any
 from trainwright.errors import UserError
 from trainwright.estimate.request import Request
 from trainwright.estimate.trace.model import build_config
-from trainwright.estimate.trace.report import in_order, part_of_each, training_records
+from trainwright.estimate.trace.peaks_report import in_order, part_of_each, training_records
 from trainwright.estimate.trace.run import Run, prepare, trace
 from trainwright.estimate.trace.tracker import Record, TracePhase
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainwright.errors import UserError
 from trainwright.estimate.request import Request
-from trainwright.estimate.trace import experts, flash_attention, fused, losses, quantized
+from trainwright.estimate.trace import flash_attention, fused, loss_functions, quantized, stacked_experts
 from trainwright.model_folder import require_plain
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "uint8": torch.uint8}
@@ -79,11 +79,11 @@ def build_model(request: Request, config: Any) -> nn.Module:
         if request.attention == flash_attention.NAME:
             flash_attention.play(model, request.repeated_heads)
         if request.separate_experts:
-            experts.separate(model)
+            stacked_experts.separate(model)
         if request.fp32_logits:
             model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits.float())
         if request.shifted_logits_copied:
-            losses.copy_shifted_logits(model)
+            loss_functions.copy_shifted_logits(model)
         if request.method.type != "full" and request.base_dtype == "fp16":
             _keep_some_in_fp32(model)
         model = _with_method(model, request)

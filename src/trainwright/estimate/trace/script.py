@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.estimate.script import ScriptRequest
-from trainwright.estimate.trace import fake_cuda, kernels, played_gpu, played_group, saving, values, weights
+from trainwright.estimate.script_request import ScriptRequest
+from trainwright.estimate.trace import fake_cuda, fake_gpu, fake_group, kernels, saving, values, weights
 from trainwright.estimate.trace.model import let_masks_be_skipped, parameter_counts, without_initial_values
 from trainwright.estimate.trace.optimizers import state_tensors
 from trainwright.estimate.trace.run import Run, label_model, untraceable
@@ -53,11 +53,11 @@ def trace_script(request: ScriptRequest) -> Run:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     tracker = ScriptTracker("cuda", KnownAnswers(), capability=request.compute_capability, vocabulary=None)
     progress = _Progress(request, tracker)
-    played_gpu.install(request, tracker)
+    fake_gpu.install(request, tracker)
     values.install()
     weights.install(mode)
     saving.prevent()
-    started = _as_started(request), played_group.joined(request), without_initial_values()
+    started = _as_started(request), fake_group.joined(request), without_initial_values()
     with ExitStack() as stack:
         for context in (*started, progress.watched(), AskedDevices(), mode, tracker):
             stack.enter_context(context)

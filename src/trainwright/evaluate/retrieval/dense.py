@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import ExitCode, UserError, not_installed
 from trainwright.evaluate.retrieval.passages import Passage, PassageFile
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.model_folder import CONFIG, read_model_config, require_whole
 from trainwright.runs.kill_domain import die_with_launcher
 

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.evaluate.driving import Means, drive
+from trainwright.evaluate.batch_loop import Means, drive
 from trainwright.evaluate.engines.engine import Engine, EngineSettings
 from trainwright.evaluate.engines.opening import open_engine
 from trainwright.evaluate.episode import Episode
 from trainwright.evaluate.mdp import DecisionProcess, Sigma
 from trainwright.evaluate.metrics import Record
-from trainwright.evaluate.own import own_class
+from trainwright.evaluate.plugin_class import own_class
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.results import Lines
 from trainwright.evaluate.retrieval.bm25 import Bm25Index
 from trainwright.evaluate.retrieval.coverage import Coverage
 from trainwright.evaluate.retrieval.retriever import open_retriever
-from trainwright.evaluate.spelling import strategy
-from trainwright.evaluate.wire import Wire, question_of
+from trainwright.evaluate.worker_protocol import Wire, question_of
 
 
 def work(wire: Wire) -> None:

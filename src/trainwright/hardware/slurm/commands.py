@@ -11,7 +11,7 @@ from typing import Final
 from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.reading import printable
 from trainwright.hardware.slurm.cluster import Cluster
-from trainwright.hardware.slurm.reading import QUEUE_FORMAT, QUOTA_FORMAT, Texts, read_cluster
+from trainwright.hardware.slurm.cluster_parser import QUEUE_FORMAT, QUOTA_FORMAT, Texts, read_cluster
 
 TIMEOUT_S: Final = 60
 _RESHAPING: Final = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")

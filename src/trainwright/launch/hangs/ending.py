@@ -10,9 +10,9 @@ from trainwright.errors import ExitCode
 from trainwright.launch.failures import Failure
 from trainwright.launch.hangs.evidence import look
 from trainwright.launch.hangs.fault import Hang, find_fault
-from trainwright.launch.hangs.places import RankSection, heartbeats
+from trainwright.launch.hangs.rank_sections import RankSection, heartbeats
 from trainwright.launch.hangs.watching import Watching, stands_still
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import write_json_atomic
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 
 from trainwright.launch.hangs.flight import FlightRecord, read_flight_record
-from trainwright.launch.hangs.places import RankSection
+from trainwright.launch.hangs.rank_sections import RankSection
 from trainwright.launch.hangs.stacks import Thread, feeding_thread, main_thread, threads_in, worker_thread
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import read_json, write_json_atomic

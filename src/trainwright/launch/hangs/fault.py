@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from trainwright.launch.hangs.evidence import STOPPED, RankEvidence
 from trainwright.launch.hangs.flight import Collective
-from trainwright.launch.hangs.places import RankSection
+from trainwright.launch.hangs.rank_sections import RankSection
 
 Kind = Literal["hang", "hang/stopped", "hang/silent", "collective-mismatch", "uneven-data", "data-starvation/stuck"]
 """What kind of hang it is, by the names of the doctor's causes."""

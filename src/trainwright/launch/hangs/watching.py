@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from trainwright.launch.hangs.places import START_S, RankSection, limit_s
+from trainwright.launch.hangs.rank_sections import START_S, RankSection, limit_s
 
 MOST_BETWEEN_LOOKS_S: Final = 5.0
 """A longer time counts as this: a machine that was suspended, or a launcher that was stopped, proves nothing."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainwright.launch.own_script.following import LogMetrics
 from trainwright.launch.own_script.gpu_use import GpuUse
+from trainwright.launch.own_script.log_reader import LogMetrics
 from trainwright.launch.own_script.starting import BY_HAND, ScriptStart
 from trainwright.launch.processes import STOP_SIGNALS
 from trainwright.out_of_memory import says_out_of_memory

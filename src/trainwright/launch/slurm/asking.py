@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from trainwright.errors import UserError
 from trainwright.hardware.slurm.cluster import Cluster, Partition, SlurmNode
+from trainwright.hardware.slurm.cluster_parser import minutes
 from trainwright.hardware.slurm.commands import local_cluster
-from trainwright.hardware.slurm.reading import minutes
 from trainwright.job.loading import LoadedJob
 from trainwright.launch.slurm.planning import AskedSlurm, plan_on_slurm
 from trainwright.launch.slurm.waiting import ask_wait, past_waits
-from trainwright.plan.slurm.request import SlurmRequest
 from trainwright.plan.slurm.shapes import CORES_PER_GPU
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 from trainwright.plan.slurm.wait import Wait
 
 _GRES: Final = re.compile(r"(?:gpu:)?(?:(?P<type>[A-Za-z_][A-Za-z0-9_.-]*):)?(?P<count>[1-9][0-9]{0,3})")

@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.device_text import gpu_info_block, mixed_gpus_advice, mixed_gpus_block
 from trainwright.hardware.inventory import Device
-from trainwright.hardware.prints import gpu_info_block, mixed_gpus_advice, mixed_gpus_block
 from trainwright.hardware.slurm.commands import run_slurm
 from trainwright.job.schema import Job
-from trainwright.launch.own_script.running import script_ranks
+from trainwright.launch.multi_node import built_in_trainer, on_nodes
+from trainwright.launch.own_script.script_run import script_ranks
 from trainwright.launch.run_end import telling_end
-from trainwright.launch.running import DEFAULT_MAX_RESTARTS, TrainOptions, plan_on, run_planned
-from trainwright.launch.several import built_in_trainer, on_nodes
 from trainwright.launch.slurm.allocation import Allocation, gpus_of, inventory_of, meeting_address, read_allocation
 from trainwright.launch.slurm.jobs import HOLDING, WAITING, find_job
 from trainwright.launch.slurm.lives import begin_life, require_progress
 from trainwright.launch.slurm.submission import Submission, Submitted
 from trainwright.launch.slurm.waiting import record_wait
 from trainwright.launch.supervision import StopAsked
+from trainwright.launch.train_run import DEFAULT_MAX_RESTARTS, TrainOptions, plan_on, run_planned
 from trainwright.plan.choose import Plan
 from trainwright.plan.explain import stage_line
 from trainwright.plan.slurm.wait import PastWait

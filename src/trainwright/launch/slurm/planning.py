@@ -12,9 +12,9 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.measured_runs import stored_runs
 from trainwright.hardware.slurm.cluster import Cluster
+from trainwright.hardware.slurm.cluster_text import notes
 from trainwright.hardware.slurm.commands import local_cluster
 from trainwright.hardware.slurm.gpu_types import told_types
-from trainwright.hardware.slurm.prints import notes
 from trainwright.job.loading import LoadedJob
 from trainwright.launch.planning import samples_in
 from trainwright.launch.slurm.waiting import ask_wait, past_waits

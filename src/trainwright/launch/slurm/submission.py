@@ -16,13 +16,13 @@ from trainwright.hardware.reading import printable
 from trainwright.hardware.slurm.commands import TIMEOUT_S, run_slurm, slurm_output
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
-from trainwright.launch.running import given_keys
-from trainwright.launch.showing import tell
+from trainwright.launch.run_output import tell
+from trainwright.launch.slurm.batch_script import ScriptInput, sbatch_options, script_text
 from trainwright.launch.slurm.jobs import find_job
-from trainwright.launch.slurm.script import ScriptInput, sbatch_options, script_text
-from trainwright.plan.model import checkpoint_bytes
+from trainwright.launch.train_run import given_keys
+from trainwright.plan.job_model import checkpoint_bytes
 from trainwright.plan.requirements import require_runnable
-from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 from trainwright.plan.slurm.stop_lead import SaveTime, StopLead, stop_lead
 from trainwright.plan.slurm.wait import Wait
 from trainwright.runs.folder import RunFolder

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trainwright.hardware.reading import printable
 from trainwright.hardware.slurm.commands import TIMEOUT_S, run_slurm
-from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 from trainwright.plan.slurm.wait import PastWait, Wait, expected_wait
 from trainwright.runs import records
 from trainwright.runs.user_data import user_data_dir

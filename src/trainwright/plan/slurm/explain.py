@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainwright.hardware.slurm.prints import table
+from trainwright.hardware.slurm.cluster_text import table
 from trainwright.job.schema import Job
 from trainwright.plan.explain import claims, seconds, short_strategy
 from trainwright.plan.slurm.planned import PlannedRequest

@@ -19,8 +19,8 @@ from trainwright.plan.choose import Plan, Wish, choose
 from trainwright.plan.estimates import Amount
 from trainwright.plan.explain import seconds
 from trainwright.plan.reasons import devices_text
-from trainwright.plan.slurm.request import SlurmRequest
 from trainwright.plan.slurm.shapes import GpuShape, NodeKeys
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 from trainwright.plan.tuned import Tuned
 
 SPARE_MEMORY: Final = 1.25

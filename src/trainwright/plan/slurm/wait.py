@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from trainwright.plan.slurm.request import SlurmRequest
+from trainwright.plan.slurm.slurm_request import SlurmRequest
 
 LEAST_PAST_WAITS: Final = 3
 """Fewer correct nothing."""

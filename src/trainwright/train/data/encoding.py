@@ -13,7 +13,7 @@ from typing import Literal
 from trainwright.errors import UserError
 from trainwright.train.data.cache import CacheWriter
 from trainwright.train.data.problems import Problems, RowError
-from trainwright.train.data.reading import Located
+from trainwright.train.data.rows import Located
 from trainwright.train.tasks.protocol import Sample, Task, encode_rows, truncate
 
 _ROWS_AT_ONCE = 1000

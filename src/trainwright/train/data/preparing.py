@@ -16,13 +16,13 @@ from trainwright.errors import UserError
 from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
 from trainwright.train.data import cache
 from trainwright.train.data.columns import check_text, find_columns
+from trainwright.train.data.data_request import sha256_of
 from trainwright.train.data.encoding import DataPart, encode_into, require_some
 from trainwright.train.data.example import show_example
 from trainwright.train.data.order import held_out, sampled
 from trainwright.train.data.packing import pack
 from trainwright.train.data.problems import Problems, RowError
-from trainwright.train.data.reading import Located, column_names, read_rows
-from trainwright.train.data.request import sha256_of
+from trainwright.train.data.rows import Located, column_names, read_rows
 from trainwright.train.data.sources import Source, find_source
 from trainwright.train.data.tokenizer import (
     SAMPLED_ROWS,

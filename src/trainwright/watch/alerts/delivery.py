@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from trainwright.errors import UserError
 from trainwright.job.schema import AlertsSection
-from trainwright.watch.alerts.standing import Alert, alert_line
+from trainwright.watch.alerts.active_alerts import Alert, alert_line
 
 TIMEOUT_S: Final = 10.0
 REPEAT_S: Final = 3600.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trainwright.hardware.reading import GIB
 from trainwright.job.schema import AlertsSection
-from trainwright.launch.hangs.places import STEP_SECTIONS
+from trainwright.launch.hangs.rank_sections import STEP_SECTIONS
 from trainwright.watch.alerts.conditions import Condition, above, below
 from trainwright.watch.alerts.loss import LossLevel
 from trainwright.watch.samples import HostSample, RankSample

@@ -19,8 +19,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainwright.watch.reading import Reader
-from trainwright.watch.spell import NOT_AVAILABLE
+from trainwright.watch.formatting import NOT_AVAILABLE
+from trainwright.watch.newest_view import Reader
 from trainwright.watch.tables import notes, status_lines, tables
 from trainwright.watch.view import View
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from trainwright.errors import UserError
 from trainwright.estimate.closed.families import decoders, encoders, t5
-from trainwright.estimate.closed.families.passing import Model
+from trainwright.estimate.closed.families.layer_stack import Model
 from trainwright.estimate.closed.step import StepPass
 from trainwright.estimate.closed.tape import Tensor
 

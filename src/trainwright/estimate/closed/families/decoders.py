@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.families import alibi, gpt, llama
-from trainwright.estimate.closed.families.passing import (
+from trainwright.estimate.closed.families.layer_stack import (
     Model,
     OneLayer,
     as_logits,

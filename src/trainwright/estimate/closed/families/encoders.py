@@ -5,8 +5,7 @@ from __future__ import annotations
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.attention import AttentionShape
-from trainwright.estimate.closed.families.llama import attend, heads
-from trainwright.estimate.closed.families.passing import (
+from trainwright.estimate.closed.families.layer_stack import (
     Model,
     as_logits,
     begin,
@@ -16,6 +15,7 @@ from trainwright.estimate.closed.families.passing import (
     pair_mask,
     through,
 )
+from trainwright.estimate.closed.families.llama import attend, heads
 from trainwright.estimate.closed.loss import transformers_loss
 from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, Layer, Shared, StepPass

@@ -1,0 +1,70 @@
+"""Entry: `python -m trainwright.estimate.trace.shapes_on_meta QUESTION.json` prints a model's parameters as JSON.
+
+QUESTION.json holds `config`, the content of a config.json, and `auto_class`. The model is built without memory, on
+torch's meta device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.estimate.request import Request
+
+
+def main(arguments: list[str]) -> int:
+    """Answer one question; a UserError is in the answer and is the exit code."""
+    data = json.loads(Path(arguments[0]).read_text())
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    warnings.filterwarnings("ignore")
+    exit_code = ExitCode.DONE
+    try:
+        answer: dict[str, Any] = shapes(data["config"], data["auto_class"])
+    except UserError as error:
+        answer = {"error": error.message, "problems": error.problems, "hints": error.hints}
+        exit_code = error.exit_code
+    json.dump(answer, sys.stdout)
+    print()
+    return exit_code
+
+
+def shapes(config: dict[str, Any], auto_class: str) -> dict[str, Any]:
+    """Return the shape of each parameter by name, the names of those of linear layers, and transformers' version.
+
+    Raises:
+        UserError: transformers refuses the config, or does not know the model.
+    """
+    import torch
+    import transformers
+
+    from trainwright.estimate.trace.model import build_config, without_initial_values
+
+    asked = Request(config=config, auto_class=auto_class, micro_batch_size=1, sequence_length=1)  # type: ignore[arg-type]
+    built = build_config(asked)
+    with without_initial_values(), torch.device("meta"):
+        try:
+            model = getattr(transformers, auto_class).from_config(built, trust_remote_code=False)
+        except (ValueError, TypeError, AssertionError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"config: transformers cannot build this model: {reason}") from error
+    output = model.get_output_embeddings()
+    linear = [
+        f"{path}.weight"
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not output
+    ]
+    parameters = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    return {
+        "parameters": parameters,
+        "linear": [name for name in linear if name in parameters],
+        "version": transformers.__version__,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,259 @@
+"""A submitted run from outside: where it stands, its log, its end, and its next beginning."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trainwright.errors import ExitCode, UserError
+from trainwright.hardware.slurm.commands import SlurmAwayError, slurm_output
+from trainwright.launch.resume import finished_record
+from trainwright.launch.run_output import UNPRINTABLE, tell
+from trainwright.launch.slurm.jobs import SlurmJob, find_job
+from trainwright.launch.slurm.submission import (
+    IfRefused,
+    Submission,
+    Submitted,
+    lead_of,
+    live_jobs,
+    submit,
+    submitting,
+    tell_lead,
+)
+from trainwright.launch.slurm.waiting import expected_start
+from trainwright.runs.folder import RunFolder
+from trainwright.runs.records import read
+from trainwright.runs.values import whole
+
+POLL_S: Final = 2.0
+QUICK_S: Final = 5.0
+"""How long Slurm may take to answer where the run folder says the rest. Its own programs try for minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Where a run stands; `state` is Slurm's word for the job at hand, None once Slurm has forgotten all of them.
+
+    `step` is the last step trained, `checkpoint` the last one saved. `outcome` is finished, stopped, failed or lost
+    once no job is left, None while one is. `slurm_error` says why Slurm could not be asked; what is known of the jobs
+    is then None, and the rest is what the run folder says.
+    """
+
+    run: str
+    job_ids: tuple[str, ...]
+    job_id: str | None
+    state: str | None
+    reason: str | None
+    nodes: str | None
+    starts: str | None
+    restarts: int
+    attempt: int
+    step: int
+    total_steps: int | None
+    checkpoint: int | None
+    outcome: str | None
+    log: str | None
+    slurm_error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as plain data."""
+        return {"schema_version": 1, **dataclasses.asdict(self)}
+
+    def lines(self) -> list[str]:
+        """Return the status for people, with what to do where something is to be done."""
+        of_all = f" of {self.total_steps:,}" if self.total_steps else ""
+        saved = "nothing saved" if self.checkpoint is None else f"saved at step {self.checkpoint:,}"
+        lines = [f"Run folder: {self.run}", f"Step {self.step:,}{of_all}, {saved}, attempt {self.attempt}"]
+        if self.job_id is not None and self.state is not None:
+            about = [self.nodes or "", self.reason if self.reason not in (None, "None") else ""]
+            start = f"starts at the latest about {self.starts}" if self.starts else ""
+            told = ", ".join(part for part in (*about, start) if part)
+            lines.append(f"Job {self.job_id}: {self.state}" + (f" ({told})" if told else ""))
+        if self.slurm_error is not None:
+            lines.append(f"Job {', '.join(self.job_ids)}: not known ({self.slurm_error})")
+        if self.restarts:
+            lines.append(f"Restarted {self.restarts} times")
+        if self.outcome is not None:
+            lines.append(f"Outcome: {self.outcome}")
+        if self.outcome in ("stopped", "failed", "lost"):
+            lines.append(f"To go on: trainwright resume {self.run}")
+        if self.log is not None:
+            lines.append(f"Log: {self.log}")
+        return lines
+
+
+def run_folder(run: str, output_dir: Path) -> RunFolder:
+    """Return the folder of a run given by its name under `output_dir`, or by the folder itself.
+
+    Raises:
+        UserError: exit 4; there is no such run.
+    """
+    for path in (Path(run), output_dir / run):
+        if (path / "run.json").is_file():
+            return RunFolder(path.absolute())
+    raise UserError(
+        f"there is no run `{run}`, neither as a folder nor in {output_dir.absolute()}",
+        hints=["give the run's folder, or the folder of its runs: --output-dir DIR"],
+        exit_code=ExitCode.MISSING,
+    )
+
+
+def status_of(folder: RunFolder) -> Status:
+    """Return where a run stands, from Slurm as long as it knows the jobs and from the run folder.
+
+    Raises:
+        UserError: the run was never submitted.
+    """
+    job_ids = Submitted.read(folder).job_ids
+    jobs, starts, slurm_error = list[SlurmJob](), None, None
+    try:
+        found = [find_job(job_id, timeout_s=QUICK_S) for job_id in job_ids]
+        jobs = sorted((job for job in found if job is not None), key=lambda job: not job.is_live)
+        if jobs and jobs[0].state == "PENDING":
+            starts = expected_start(jobs[0].job_id, timeout_s=QUICK_S)
+    except UserError as error:
+        slurm_error = error.message
+    live = bool(jobs) and jobs[0].is_live
+    job = None if not jobs else jobs[0] if live else jobs[-1]
+    steps = [record for record in read(folder.metrics_jsonl) if record.get("kind") == "train"]
+    checkpoints = folder.checkpoints()
+    logs = job_logs(folder)
+    return Status(
+        run=str(folder.path),
+        job_ids=job_ids,
+        job_id=job.job_id if job else None,
+        state=job.state if job else None,
+        reason=job.reason if job else None,
+        nodes=job.nodes if job and job.nodes != "(null)" else None,
+        starts=starts,
+        restarts=job.restarts if job else 0,
+        attempt=folder.attempt,
+        step=next((step for record in reversed(steps) if (step := whole(record, "step")) is not None), 0),
+        total_steps=_total_steps(folder),
+        checkpoint=checkpoints[0][0] if checkpoints else None,
+        outcome=_outcome(folder, job, live, slurm_error),
+        log=str(logs[-1]) if logs else None,
+        slurm_error=slurm_error,
+    )
+
+
+def job_logs(folder: RunFolder) -> list[Path]:
+    """Return the output of the run's jobs, oldest first."""
+    found = [path for path in folder.logs_dir.glob("train_*_*.out") if re.search(r"_\d+\.out$", path.name)]
+    return sorted(found, key=lambda path: int(path.stem.rsplit("_", 1)[1]))
+
+
+def said(folder: RunFolder) -> Iterator[str]:
+    """Yield the lines of the run's log so far."""
+    yield from _of_all_jobs(folder, {})
+
+
+def follow(folder: RunFolder) -> Iterator[str]:
+    """Yield the lines of the run's log as they come, from one job to the next, until no job is left.
+
+    Where Slurm does not answer for a while, what the jobs write goes on, until the run is finished or it answers again.
+
+    Raises:
+        UserError: the run was never submitted, or (exit 4) there is no Slurm here.
+    """
+    told: dict[Path, int] = {}
+    away, live = False, True
+    while live:
+        new = list(_of_all_jobs(folder, told))
+        yield from new
+        try:
+            live = bool(live_jobs(folder, timeout_s=QUICK_S))
+        except SlurmAwayError as error:
+            live = bool(new) or _result(folder) is None
+            if not away:
+                tell(f"{error.message}; the log goes on")
+            away = True
+        else:
+            if away:
+                tell("Slurm answers again")
+            away = False
+        if live:
+            time.sleep(POLL_S)
+    yield from _of_all_jobs(folder, told)
+
+
+def _of_all_jobs(folder: RunFolder, told: dict[Path, int]) -> Iterator[str]:
+    for path in job_logs(folder):
+        yield from _new_lines(path, told)
+
+
+def cancel(folder: RunFolder) -> list[str]:
+    """Cancel the run's jobs that live, and return their ids; the ranks save within the grace that the cluster gives.
+
+    Raises:
+        UserError: Slurm refuses.
+    """
+    live = live_jobs(folder)
+    if live:
+        slurm_output("scancel", *live)
+    return live
+
+
+def resume(folder: RunFolder, links: int = 1, if_refused: IfRefused = "keep") -> Iterator[str]:
+    """Submit the run's script once more, and yield each job's id.
+
+    Raises:
+        UserError: it was never submitted, is finished, or a job of it lives; or Slurm refuses.
+    """
+    Submitted.read(folder)
+    with submitting(folder):
+        if (result := _result(folder)) is not None:
+            raise UserError(f"the run is finished: {result}")
+        submission = Submission.read(folder.job_json)
+        lead = lead_of(folder, submission.job, submission.request)
+        tell_lead(lead)
+        again = dataclasses.replace(submission, chain=links > 1, lead=lead)
+        again.write()
+        yield from submit(again, links, if_refused)
+
+
+def _result(folder: RunFolder) -> Path | None:
+    """Return what the end of the run left: a model, or the output of a script of the user's own; None before it."""
+    if finished_record(folder) is not None:
+        return folder.final_model_dir
+    return folder.output_dir if folder.finished_json.exists() else None
+
+
+def _outcome(folder: RunFolder, job: SlurmJob | None, live: bool, slurm_error: str | None) -> str | None:
+    if live:
+        return None
+    if _result(folder) is not None:
+        return "finished"
+    if slurm_error is not None:
+        return None
+    ends = [e for e in read(folder.events_jsonl) if e.get("event") in ("started", "stopped", "failed")]
+    if ends and ends[-1]["event"] != "started":
+        return str(ends[-1]["event"])
+    if job is not None and job.state == "CANCELLED":
+        return "stopped"
+    return "failed" if job is not None and job.state == "FAILED" else "lost"
+
+
+def _total_steps(folder: RunFolder) -> int | None:
+    """What rank 0 last said of the course; None before it did."""
+    logs = sorted(folder.logs_dir.glob("attempt_*/rank_0.log"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(logs):
+        found = re.search(r"([\d,]+) steps in all", path.read_text(errors="replace"))
+        if found:
+            return int(found[1].replace(",", ""))
+    return None
+
+
+def _new_lines(path: Path, told: dict[Path, int]) -> Iterator[str]:
+    with path.open("rb") as file:
+        file.seek(told.get(path, 0))
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    told[path] = told.get(path, 0) + len(whole)
+    for line in whole.decode("utf-8", "replace").splitlines():
+        yield UNPRINTABLE.sub("", line)
