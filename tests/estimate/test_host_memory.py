@@ -110,6 +110,36 @@ def test_a_checkpoint_in_the_dtype_it_is_used_in_stays_mapped(tmp_path: Path) ->
     assert "loading" not in mapped
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is told by Linux alone")
+def test_harm_05_a_node_holds_one_copy_of_a_model_at_most_while_its_ranks_get_it(tmp_path: Path) -> None:
+    """ZeRO-2, ZeRO-3 and QLoRA under FSDP2, from a file in bf16: rank 0 alone has the model in fp32, and of a base
+    packed in 4 bits each rank its rows; the weights are bit for bit those of the file, or those that one process packs.
+    """
+    config = LLAMA | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2}
+    cases = [["zero2", "full"], ["zero3", "full"], ["fsdp2", "qlora"]]
+    printed = _ranks_that_get_a_model(config, cases, tmp_path)
+    numbers = _anatomy(config).parameter_count
+    for (strategy, method), first, second in zip(cases, *printed, strict=True):
+        assert first["same"] and second["same"], strategy
+        assert first["total"] == second["total"]
+        if method == "qlora":
+            # Half a byte a number, and the embeddings, which are not packed, two: half of both on each rank.
+            embeddings = 2 * config["vocab_size"] * config["hidden_size"]
+            halves = (0.5 * (numbers - embeddings) + 2 * embeddings) / 2
+            assert first["held"] == second["held"] == pytest.approx(halves, rel=0.02)
+        else:
+            assert first["built"] == pytest.approx(4 * numbers, rel=0.05)
+            assert second["built"] < 0.1 * first["built"]
+
+
+def test_harm_05_eight_ranks_under_zero_are_predicted_one_copy_of_the_model() -> None:
+    """Eight copies of 7 B in fp32 were. Loading takes one on rank 0, and saving the two moments, in parts of eight."""
+    whole = 4 * 6_738_415_616
+    for strategy in ("zero1", "zero2", "zero3"):
+        found = of(LLAMA_7B, 8, strategy=strategy, precision="bf16")
+        assert whole < found.node_bytes < 2.2 * whole + 8 * found.rank_parts_bytes["libraries"], strategy
+
+
 def test_fsdp2_needs_one_copy_of_the_model_a_node_and_ddp_one_a_rank() -> None:
     """S2-16, S2-35: eight ranks on one host."""
     whole = 2 * 6_738_415_616
@@ -194,6 +224,19 @@ def _held_by_deepspeed(folder: Path, requests: list[Request]) -> list[dict[str, 
     return [
         {part: max(size, there[part]) for part, size in here.items()} for here, there in zip(first, second, strict=True)
     ]
+
+
+def _ranks_that_get_a_model(config: dict[str, Any], cases: list[list[str]], folder: Path) -> list[list[dict[str, Any]]]:
+    """What two ranks say of each case; the model is saved in bf16."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(config)
+    made = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).save_pretrained(folder / "model")
+    script = Path(__file__).with_name("handing_out.py")
+    printed = run_group([sys.executable, str(script), str(folder / "model"), json.dumps(cases)], folder)
+    return [json.loads(stdout.splitlines()[-1]) for stdout in printed]
 
 
 def _run(script: Path, *arguments: object) -> str:

@@ -149,11 +149,12 @@ _models: Recent[_Model] = Recent()
 
 
 def _loading(model: _Model, request: Request, *, first: bool) -> dict[str, int]:
-    """The model on the CPU before its device has it; under FSDP2 rank 0 alone loads it and hands out slices."""
+    """The model on the CPU before its device has it; under FSDP2 and ZeRO rank 0 alone loads it and hands it out."""
     if request.method.type == "qlora":
         # transformers puts each tensor on the GPU as it packs it.
         return {"loading": 4 * model.trained_size}
-    alone = request.strategy in ("fsdp2", "fsdp1")
+    zero = request.strategy.startswith("zero")
+    alone = zero or request.strategy in ("fsdp2", "fsdp1")
     element = DTYPE_BYTES[request.base_dtype]
     copied = model.stacked if model.stored == request.base_dtype else model.base_size
     own = element * copied + (4 * model.trained_size if model.has_adapters else 0)
@@ -162,8 +163,26 @@ def _loading(model: _Model, request: Request, *, first: bool) -> dict[str, int]:
     whole = element * model.base_size if model.stored != request.base_dtype else own
     if not alone:
         return {"loading": whole}
-    shard = element * model.base_size // request.world_size
-    return {"loading": (whole if first else 0) + shard}
+    if not zero:
+        shard = element * model.base_size // request.world_size
+        return {"loading": (whole if first else 0) + shard}
+    # Handed on tensor by tensor, of which rank 0 lets go; then DeepSpeed lays what is trained flat beside itself.
+    return {"loading": max(whole if first else 0, _under_zero(model, request))}
+
+
+def _under_zero(model: _Model, request: Request) -> int:
+    """Bytes of a rank at most while DeepSpeed begins, on a CPU.
+
+    What is trained is laid flat beside itself, and then copied in fp32, each rank its part; ZeRO-3 cuts tensor by
+    tensor, which come whole, and makes room for gradients.
+    """
+    element, ranks = DTYPE_BYTES[request.precision], request.world_size
+    frozen, trained = _size(model.frozen), model.trained_size
+    if request.strategy == "zero3":
+        largest = max(map(prod, (*model.trained, *model.frozen)))
+        return (element * (frozen + 2 * trained) + 4 * trained) // ranks + 4 * largest
+    beside = max(element * trained, (element + 4) * trained // ranks)
+    return element * (frozen + trained) + beside
 
 
 def _saving(model: _Model, request: Request, *, first: bool) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trainwright.job.schema import Job, MethodSection
 from trainwright.model_folder import loading_errors, require_safe, require_whole
 from trainwright.out_of_memory import is_out_of_memory
 from trainwright.train.precision import COMPUTE_DTYPES
+from trainwright.train.strategies.handing_out import WHOLE_SHAPE
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PEFT_TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
@@ -35,11 +37,20 @@ class ParameterCount:
         return 100 * self.trainable / self.total
 
 
-def build_model(job: Job, *, auto_class: str, tokenizer: Any, precision: str, on_meta: bool) -> nn.Module:
+def build_model(
+    job: Job,
+    *,
+    auto_class: str,
+    tokenizer: Any,
+    precision: str,
+    on_meta: bool,
+    loading: AbstractContextManager[None] | None = None,
+) -> nn.Module:
     """Return the job's model with its method applied, on the CPU, or without storage when `on_meta`.
 
-    Weights that are trained are fp32; a frozen base under adapters has the compute dtype, so that fp16 never meets
-    gradients of fp16 weights ("Attempting to unscale FP16 gradients").
+    A saved model is read within the context `loading`, if there is one. Weights that are trained are fp32; a frozen
+    base under adapters has the compute dtype, so that fp16 never meets gradients of fp16 weights ("Attempting to
+    unscale FP16 gradients").
 
     Raises:
         UserError: unknown architecture or dimension, missing files, unsafe weights, or nothing left to train.
@@ -49,7 +60,8 @@ def build_model(job: Job, *, auto_class: str, tokenizer: Any, precision: str, on
     if job.model.from_scratch is not None:
         model = _from_scratch(job, auto_class, tokenizer, dtype, on_meta)
     else:
-        model = _from_pretrained(job, auto_class, dtype, on_meta)
+        with loading or nullcontext():
+            model = _from_pretrained(job, auto_class, dtype, on_meta)
     model.config.use_cache = False
     model = _apply_method(model, job.method, auto_class)
     if count_parameters(model).trainable == 0:
@@ -64,7 +76,8 @@ def count_parameters(model: nn.Module) -> ParameterCount:
     """Count parameters as they were before 4-bit packing; sharded parameters count with their full size."""
     total = trainable = 0
     for parameter in model.parameters():
-        shape = getattr(getattr(parameter, "quant_state", None), "shape", None) or getattr(parameter, "ds_shape", None)
+        packed = getattr(getattr(parameter, "quant_state", None), "shape", None)
+        shape = packed or getattr(parameter, WHOLE_SHAPE, None) or getattr(parameter, "ds_shape", None)
         size = int(torch.Size(shape).numel()) if shape is not None else parameter.numel()
         total += size
         trainable += size if parameter.requires_grad else 0

@@ -14,10 +14,15 @@ from trainwright.job.schema import TrainSection
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trained parameters in decayed and not decayed ones: matrices decay, biases and norms do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in trained if parameter.ndim >= 2]
-    others = [parameter for parameter in trained if parameter.ndim < 2]
+    decayed = [parameter for parameter in trained if _dimensions(parameter) >= 2]
+    others = [parameter for parameter in trained if _dimensions(parameter) < 2]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Of the whole parameter, of which DeepSpeed may hold a flat part."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def build_optimizer(model: nn.Module, train: TrainSection) -> torch.optim.Optimizer:

@@ -37,6 +37,7 @@ from trainwright.train.saving import Restored, load_checkpoint
 from trainwright.train.step_timer import Sections
 from trainwright.train.stopping import StopRequest
 from trainwright.train.stopwatch import Stopwatch
+from trainwright.train.strategies.handing_out import own_rows_only
 from trainwright.train.strategies.protocol import Strategy
 from trainwright.train.tasks import load_task
 from trainwright.train.tasks.protocol import use_config
@@ -204,13 +205,21 @@ def _train(
 
 
 def build_assigned(job: Job, auto_class: str, tokenizer: Any, assignment: Assignment, ranks: Ranks) -> nn.Module:
-    """Build the model as the plan has it, on the host; under FSDP2 only rank 0 holds the weights at first.
+    """Build the model as the plan has it, on the host; under FSDP2 and ZeRO only rank 0 holds the weights at first.
 
-    A base that is packed in 4 bits is the exception: it is small, and every rank packs its own, on its device.
+    A base that is packed in 4 bits is the exception: every rank packs what it reads, weight by weight on its device,
+    and keeps its own rows alone under FSDP2.
     """
-    on_meta = assignment.strategy == "fsdp2" and not ranks.is_first and job.method.type != "qlora"
+    shared = assignment.strategy == "fsdp2" or assignment.strategy.startswith("zero")
+    packed = job.method.type == "qlora"
+    cuts = packed and assignment.strategy == "fsdp2"
     model = build_model(
-        job, auto_class=auto_class, tokenizer=tokenizer, precision=assignment.precision, on_meta=on_meta
+        job,
+        auto_class=auto_class,
+        tokenizer=tokenizer,
+        precision=assignment.precision,
+        on_meta=shared and not packed and not ranks.is_first,
+        loading=own_rows_only(ranks.rank, ranks.world_size) if cuts else None,
     )
     if assignment.gradient_checkpointing:
         enable_gradient_checkpointing(model)

@@ -15,7 +15,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainwright.job.schema import TrainSection
 from trainwright.train.precision import COMPUTE_DTYPES
-from trainwright.train.strategies.replicated import Replicated, is_quantized
+from trainwright.train.strategies.handing_out import take_own_rows, tie, ties
+from trainwright.train.strategies.replicated import Replicated
 from trainwright.train.strategies.states import (
     restore_state,
     saved_tensors,
@@ -96,26 +97,28 @@ def shard(model: nn.Module, *, device: torch.device, precision: str) -> None:
     """Shard `model` in place over all ranks; rank 0 holds the weights, the others may hold none (meta).
 
     One unit for each block that transformers never splits, and one for the rest. Rank 0 hands out the weights
-    tensor by tensor, so that a node holds one copy of the model and not one for each rank. A base packed in 4 bits
-    stays where each rank loaded it: its weights are bound to their scales and cannot be handed out one by one.
+    tensor by tensor, so that a node holds one copy of the model and not one for each rank. Of a base packed in 4 bits
+    each rank has loaded its own rows already (`own_rows_only`): weights are bound to their scales, which stay whole.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     compute = COMPUTE_DTYPES[precision]
     policy = MixedPrecisionPolicy() if precision == "fp32" else MixedPrecisionPolicy(compute, torch.float32)
-    if is_quantized(model):
-        _shard_units(model, mesh, policy)
-        return
+    own = take_own_rows(model)
     whole = {name: tensor.detach() for name, tensor in _all_tensors(model)} if dist.get_rank() == 0 else {}
-    ties = _ties(model)
+    tied = ties(model)
     model.to("meta")
-    _tie(model, ties)
+    tie(model, tied)
     _shard_units(model, mesh, policy)
     model.to_empty(device=device)
-    _tie(model, ties)
+    tie(model, tied)
     with torch.no_grad():
         for name, tensor in _all_tensors(model):
+            if name in own:
+                assert isinstance(tensor, DTensor)
+                tensor.to_local().copy_(own.pop(name))
+                continue
             source = (
-                whole[name].to(device)
+                whole.pop(name).to(device)
                 if name in whole
                 else torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             )
@@ -137,20 +140,6 @@ def _shard_units(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolic
 def _all_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def _ties(model: nn.Module) -> dict[str, str]:
-    """Return the second names of parameters that have several (tied embeddings), each with the first name."""
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    everywhere = model.named_parameters(remove_duplicate=False)
-    return {name: first[id(parameter)] for name, parameter in everywhere if first[id(parameter)] != name}
-
-
-def _tie(model: nn.Module, ties: dict[str, str]) -> None:
-    """Make tied names one parameter again; moving a module to another device gives each name its own."""
-    for name, first in ties.items():
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

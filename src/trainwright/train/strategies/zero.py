@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import nn
 from trainwright.errors import not_installed
 from trainwright.job.schema import TrainSection
 from trainwright.train.optimizers import build_optimizer, set_learning_rate
+from trainwright.train.precision import COMPUTE_DTYPES
+from trainwright.train.strategies.handing_out import hand_out
+from trainwright.train.strategies.replicated import is_quantized
 from trainwright.train.strategies.states import saved_tensors, stored_name, trained_parameters
 from trainwright.train.tensors import TensorReader
 
@@ -30,6 +33,8 @@ class Zero:
         self.name = f"zero{self._stage}"
         self._adapters_only = hasattr(model, "peft_config")
         self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
+        if not is_quantized(model):
+            hand_out(model, device, dtype=_dtype_of(config), take=_taking(deepspeed, config))
         optimizer = build_optimizer(model, train)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config, dist_init_required=False
@@ -157,6 +162,31 @@ class Zero:
             safe_set_full_fp32_param(parameter, value)
         else:
             safe_set_full_optimizer_state(parameter, value, key)
+
+
+def _dtype_of(config: dict[str, Any]) -> torch.dtype:
+    """Return the dtype that the engine would turn parameters into."""
+    enabled = (name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled"))
+    return COMPUTE_DTYPES[next(enabled, "fp32")]
+
+
+def _taking(deepspeed: Any, config: dict[str, Any]) -> Callable[[nn.Parameter], None]:
+    """Return how a parameter of rank 0 comes to the others: whole, or under ZeRO-3 to each its part of it."""
+    if config["zero_optimization"]["stage"] < 3:
+        return lambda parameter: dist.broadcast(parameter.data, src=0)
+    deepspeed.init_distributed(dist_init_required=False)  # DeepSpeed's own view of the group that is open
+
+    before: list[Any] = []
+
+    def partition(parameter: nn.Parameter) -> None:
+        # As the engine partitions a module that is whole on every rank, which it does from rank 0 as well.
+        if before:
+            before[0].convert_to_zero_parameters(param_list=[parameter])
+        else:
+            deepspeed.zero.Init(module=nn.ParameterList([parameter]), config_dict_or_path=config)
+            before.append(parameter)
+
+    return partition
 
 
 def import_deepspeed() -> Any:
