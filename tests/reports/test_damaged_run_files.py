@@ -213,6 +213,18 @@ def test_harm_15_what_cannot_be_read_is_counted(whole: Path, tmp_path: Path) -> 
     assert "note: 1 samples or alerts cannot be read" in told.getvalue()
 
 
+@pytest.mark.parametrize("time_s", [2**63, -(2**40), 1e200])
+def test_harm_15_a_time_that_no_calendar_has_is_not_available(time_s: float, whole: Path, tmp_path: Path) -> None:
+    """In the events, the samples and the alerts of a run, on the page and in the terminal."""
+    run = Path(shutil.copytree(whole, tmp_path / "run", symlinks=True))
+    for name in ("events.jsonl", "system.jsonl", "alerts.jsonl"):
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        changed = [line | {key: time_s for key in ("time_s", "since_s") if key in line} for line in lines]
+        (run / name).write_text("".join(json.dumps(line) + "\n" for line in changed))
+    for command in (("report", str(run)), ("watch", str(run), "--once"), ("runs", "--rebuild", str(run))):
+        assert ended(*command) in CODES
+
+
 NONSENSE: dict[str, dict[str, Any]] = {
     "no position": {"state": {}},
     "a position of texts": {"state": {"position": {"step": "x", "epoch": [], "samples_seen": None}}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ _SPELLINGS: Final[dict[str, Callable[[Any], str]]] = {
     "rate": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}",
     "ratio": lambda value: f"{value:.2f}x",
     "loss": lambda value: f"{value:.4f}",
-    "moment": lambda value: datetime.datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S"),
+    "moment": formatting.date_and_clock,
 }
 
 

@@ -50,6 +50,15 @@ def duration(seconds: float | None) -> str:
 
 def clock(time_s: float) -> str:
     """Return a moment as the time of the day here; one before 1970 or after the year 9999 is none."""
+    return _moment(time_s, "%H:%M:%S")
+
+
+def date_and_clock(time_s: float) -> str:
+    """Return a moment with its date, in the same way."""
+    return _moment(time_s, "%Y-%m-%d %H:%M:%S")
+
+
+def _moment(time_s: float, form: str) -> str:
     if not 0 <= time_s < LONGEST_S:
         return NOT_AVAILABLE
-    return datetime.datetime.fromtimestamp(time_s).strftime("%H:%M:%S")
+    return datetime.datetime.fromtimestamp(time_s).strftime(form)
