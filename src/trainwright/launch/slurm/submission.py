@@ -36,6 +36,9 @@ KNOWN_STEPS: Final = 1000
 IfRefused: TypeAlias = Literal["keep", "cancel"]
 """What becomes of the links of a chain that Slurm took, where it refuses a later one."""
 
+_NEEDED: Final = {"job", "given", "request", "allow", "chain", "cluster", "told_wait_s", "working_dir"}
+"""Keys of job.json that every version has written."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
@@ -94,9 +97,13 @@ class Submission:
 
     @classmethod
     def read(cls, path: Path) -> Submission:
-        """Return what `write` wrote."""
+        """Return what `write` wrote.
+
+        Raises:
+            UserError: the file is damaged.
+        """
         content: dict[str, Any] = read_json(path)
-        if not isinstance(content, dict) or not {field.name for field in dataclasses.fields(cls)} <= content.keys():
+        if not isinstance(content, dict) or not content.keys() >= _NEEDED:
             raise UserError(f"{path} is damaged", hints=["submit the job again: trainwright submit JOB"])
         fields = {field.name for field in dataclasses.fields(SlurmRequest)}
         return cls(
