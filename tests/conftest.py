@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from trainwright.out_of_memory import ALLOCATOR_VARIABLES
 
 # Several files are tested at once, each with processes of its own. OpenMP reads this when torch is first imported.
 os.environ.update(waiting_policy())
+# Under nohup it is ignored, which every child would inherit, and closing its terminal would stop none.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

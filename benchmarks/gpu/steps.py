@@ -63,6 +63,7 @@ class NoTokenizer:
     """All that a task and a model from scratch ask of a tokenizer where there is no text."""
 
     pad_token_id, eos_token_id, bos_token_id = 0, 1, None
+    bos_token = chat_template = None
     all_special_ids: tuple[int, ...] = ()
     added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
 

@@ -163,7 +163,7 @@ def test_harm_15_damaged_run_files_end_no_command_with_a_traceback(
 ) -> None:
     """watch, report, doctor, runs, status, and a resume: on runs with one damage each, drawn from fixed seeds."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(submitted_run, "find_job", lambda job_id: None)  # no Slurm here: it knows the job no more
+    monkeypatch.setattr(submitted_run, "find_job", lambda job_id, **_: None)  # no Slurm here: it knows the job no more
     files = sorted(p for p in whole.rglob("*.json*") if p.is_file() and "latest" not in p.parts)
     assert len(files) >= 14
     for seed in range(part, MUTATIONS, 4):

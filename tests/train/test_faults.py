@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from disturbed_runs import LiveRun, WriteDropoutJob, assert_same_end, finish, ledger, newest_step
@@ -318,9 +319,17 @@ def test_of_two_commands_on_one_run_folder_one_works_and_the_other_says_who(
                 assert holder.vanish() < 10
 
 
-@pytest.mark.parametrize("kind", ["a known model", "an unknown model"])
+@pytest.mark.parametrize(
+    ("changes", "exit_code"),
+    [
+        ({}, 0),
+        ({"model_type": "evil", "architectures": ["Evil"]}, 4),
+        ({"_attn_implementation_internal": "canary/kernel"}, 2),
+    ],
+    ids=["a known model", "an unknown model", "a kernel for attention"],
+)
 def test_code_beside_a_model_is_not_run(
-    dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path, kind: str
+    dropout_job: WriteDropoutJob, undisturbed: Path, tmp_path: Path, changes: dict[str, Any], exit_code: int
 ) -> None:
     """X02, G9: auto_map, trust_remote_code and an internal attention key; a model that needs them is refused."""
     model, canary = tmp_path / "model", tmp_path / "canary"
@@ -330,9 +339,7 @@ def test_code_beside_a_model_is_not_run(
     (tmp_path / "evil.py").write_text(evil)
     code = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModel"), "evil.Evil")
     config = json.loads((model / "config.json").read_text())
-    config |= {"auto_map": code, "trust_remote_code": True, "_attn_implementation_internal": "canary/kernel"}
-    if kind == "an unknown model":
-        config |= {"model_type": "evil", "architectures": ["Evil"]}
+    config |= {"auto_map": code, "trust_remote_code": True, **changes}
     (model / "config.json").write_text(json.dumps(config))
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
     tokenizer |= {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "trust_remote_code": True}
@@ -343,7 +350,7 @@ def test_code_beside_a_model_is_not_run(
     with LiveRun(folder, tmp_path / "runs" / "run", []) as run:
         code = run.end()
     assert not canary.exists()
-    assert code == (4 if kind == "an unknown model" else 0), run.said
+    assert code == exit_code, run.said
     assert "Traceback" not in run.said
 
 

@@ -108,11 +108,9 @@ def plan(
 def _plan_slurm(job: str, overrides: Sequence[str], as_json: bool, **flags: Any) -> None:
     from trainwright.job.loading import load_job
     from trainwright.launch.slurm.planning import AskedSlurm, plan_on_slurm
-    from trainwright.plan.job_model import require_model
     from trainwright.plan.slurm.explain import explain_requests
 
     loaded = load_job(job, overrides)
-    require_model(loaded.job)
     made = plan_on_slurm(loaded, AskedSlurm(**flags))
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, sort_keys=True))

@@ -125,8 +125,9 @@ def _require_state(manifest: Manifest) -> None:
         sound = False
     if shares is not None:
         sound = sound and isinstance(shares, list) and all(type(share) is int and share >= 0 for share in shares)
+    sound = sound and all(isinstance(group, dict) for group in manifest.contract.values())
     if not sound or not isinstance(manifest.state.get("scalars", {}), dict):
-        raise CorruptCheckpoint(f"{MANIFEST_NAME} does not say where the run stood")
+        raise CorruptCheckpoint(f"{MANIFEST_NAME} does not say where the run stood, or under what contract")
 
 
 def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:

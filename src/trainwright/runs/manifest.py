@@ -147,8 +147,6 @@ def _parse(content: dict[str, Any]) -> Manifest:
     assert isinstance(files, dict)
     if not files:
         raise CorruptCheckpoint(f"{MANIFEST_NAME} lists no file, so there is nothing to go on from")
-    if not all(isinstance(group, dict) for group in content["contract"].values()):
-        raise CorruptCheckpoint(f"{MANIFEST_NAME} has no usable `contract`")
     return Manifest(
         run_id=run_id,
         step=content["step"],

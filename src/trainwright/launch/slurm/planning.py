@@ -19,6 +19,7 @@ from trainwright.job.loading import LoadedJob
 from trainwright.launch.planning import samples_in
 from trainwright.launch.slurm.waiting import ask_wait, past_waits
 from trainwright.plan.estimates import Amount
+from trainwright.plan.job_model import require_model
 from trainwright.plan.slurm.planned import Ask, PlannedRequest, gpus_asked_for, planned_requests
 from trainwright.plan.slurm.ranking import STRATEGIES, SlurmPlan, rank, refused, run_s
 from trainwright.plan.slurm.shapes import shapes
@@ -47,9 +48,10 @@ def plan_on_slurm(loaded: LoadedJob, asked: AskedSlurm) -> SlurmPlan:
     """Return the requests that would run a job on this cluster, the soonest finished first.
 
     Raises:
-        UserError: exit 4 without Slurm or GPUs, exit 3 where nothing fits or Slurm takes none of the requests.
+        UserError: exit 4 without Slurm, GPUs or a model of which anything is known, exit 3 where nothing fits or Slurm takes none of the requests.
     """
     cluster = local_cluster()
+    require_model(loaded.job)
     told = told_types(asked.gpu_types, cluster)
     names = [partition.name for partition in cluster.partitions]
     if asked.partition is not None and asked.partition not in names:
