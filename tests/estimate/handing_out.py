@@ -3,7 +3,8 @@
     python handing_out.py FOLDER CASES.json
 
 For each `[strategy, method]` every rank prints the private bytes that it added while the model was built, the bytes of
-the parameters that it then held, how many parameters the model has, and whether the weights are those of the file.
+the parameters that it then held, how many parameters the model has, the most that was resident until the strategy had
+it, and whether the weights are those of the file.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from trainwright.runs.folder import RunFolder
 from trainwright.train.assignment import Assignment
 from trainwright.train.models import build_model, count_parameters
 from trainwright.train.ranks import Ranks
+from trainwright.train.strategies.zero import import_deepspeed
 from trainwright.train.worker import build_assigned, hand_to_strategy
 
 CLASS = "AutoModelForCausalLM"
@@ -60,15 +62,22 @@ def handed_out(folder: Path, strategy: str, method: str) -> dict[str, Any]:
     if strategy.startswith("zero"):
         config.write_text(json.dumps(engine_config(job, layout)))
     gc.collect()
-    before = private_bytes()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before, resident = private_bytes(), _resident("VmRSS")
     model = build_assigned(job, CLASS, None, Assignment.from_environment(asdict(layout)), ranks)
     built = private_bytes() - before
     held = sum(p.untyped_storage().nbytes() for p in model.parameters() if not (p.is_meta or p.requires_grad))
     total = count_parameters(model).total
     run_folder = cast(RunFolder, SimpleNamespace(deepspeed_json=config))
     got = hand_to_strategy(model, job, Assignment.from_environment(asdict(layout)), ranks, run_folder)
+    peak = _resident("VmHWM") - resident
     same = _packed_alike(got.module, job) if method == "qlora" else _as_in_the_file(got, folder)
-    return {"built": built, "held": held, "total": total, "same": same}
+    return {"built": built, "held": held, "total": total, "peak": peak, "same": same}
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _as_in_the_file(strategy: Any, folder: Path) -> bool:
@@ -99,7 +108,8 @@ def main() -> None:
     import bitsandbytes  # noqa: F401
     import peft  # noqa: F401
 
-    torch.ones(64, 64) @ torch.ones(64, 64)  # a first product is no part of a model
+    import_deepspeed()
+    torch.ones(64, 64) @ torch.ones(64, 64)  # neither libraries nor a first product are part of a model
     with joined():
         found = [handed_out(Path(sys.argv[1]), *case) for case in json.loads(sys.argv[2])]
     print(json.dumps(found))

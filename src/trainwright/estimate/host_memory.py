@@ -69,7 +69,7 @@ def host_memory(
     `step` is what a step takes on the device, which is the host itself in a CPU run; None: the closed form's answer.
     `merge` is `method.merge`: at the end rank 0 loads the base again, in fp32.
     """
-    model = _models.of((anatomy, request.method, request.config), None, lambda: _Model.of(anatomy, request))
+    model = _model_of(anatomy, request)
     held = offloaded_bytes(request, model.trained, model.frozen)
     if request.device == "cpu":
         found = step or memory(anatomy, request)
@@ -79,8 +79,9 @@ def host_memory(
     else:
         rest, during = {}, {"batches": _batches(request)}
     held |= rest
+    loading = _loading(model, request)
     phases: dict[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
-        "loading": (_loading(model, request, first=True), _loading(model, request, first=False)),
+        "loading": ({"loading": loading[0]}, {"loading": loading[1]}),
         "training": (held | during, held | during),
         "saving": (held | _saving(model, request, first=True), held | _saving(model, request, first=False)),
         "exporting": (held | _exporting(model, request, merge=merge), held),
@@ -95,6 +96,11 @@ def host_memory(
         node_bytes=processes.code_bytes + processes.launcher_bytes + max(ranks_bytes, processes.prepare_bytes),
         peak=peak,
     )
+
+
+def loading_bytes(anatomy: Anatomy, request: Request) -> tuple[int, int]:
+    """Return what rank 0, and each other rank, holds at most of a model while it comes to its device, in bytes."""
+    return _loading(_model_of(anatomy, request), request)
 
 
 @dataclass(frozen=True)
@@ -148,41 +154,46 @@ class _Model:
 _models: Recent[_Model] = Recent()
 
 
-def _loading(model: _Model, request: Request, *, first: bool) -> dict[str, int]:
-    """The model on the CPU before its device has it; under FSDP2 and ZeRO rank 0 alone loads it and hands it out."""
+def _model_of(anatomy: Anatomy, request: Request) -> _Model:
+    return _models.of((anatomy, request.method, request.config), None, lambda: _Model.of(anatomy, request))
+
+
+def _loading(model: _Model, request: Request) -> tuple[int, int]:
+    """The model on the CPU before its device has it, on rank 0 and on each other rank.
+
+    Under FSDP2 and ZeRO rank 0 alone loads it, and hands it out.
+    """
     if request.method.type == "qlora":
         # transformers puts each tensor on the GPU as it packs it.
-        return {"loading": 4 * model.trained_size}
+        return 4 * model.trained_size, 4 * model.trained_size
     zero = request.strategy.startswith("zero")
     alone = zero or request.strategy in ("fsdp2", "fsdp1")
     element = DTYPE_BYTES[request.base_dtype]
     copied = model.stacked if model.stored == request.base_dtype else model.base_size
     own = element * copied + (4 * model.trained_size if model.has_adapters else 0)
     if request.device == "cuda":
-        return {"loading": own if first or not alone else 0}
+        return own, 0 if alone else own
     whole = element * model.base_size if model.stored != request.base_dtype else own
-    if not alone:
-        return {"loading": whole}
-    if not zero:
-        shard = element * model.base_size // request.world_size
-        return {"loading": (whole if first else 0) + shard}
-    # Handed on tensor by tensor, of which rank 0 lets go; then DeepSpeed lays what is trained flat beside itself.
-    return {"loading": max(whole if first else 0, _under_zero(model, request))}
+    if zero:
+        # Handed on tensor by tensor, of which rank 0 lets go, before DeepSpeed begins.
+        begun = _under_zero(model, request)
+        return max(whole, begun), begun
+    shard = element * model.base_size // request.world_size
+    return (whole + shard, shard) if alone else (whole, whole)
 
 
 def _under_zero(model: _Model, request: Request) -> int:
     """Bytes of a rank at most while DeepSpeed begins, on a CPU.
 
-    What is trained is laid flat beside itself, and then copied in fp32, each rank its part; ZeRO-3 cuts tensor by
-    tensor, which come whole, and makes room for gradients.
+    What is trained is laid flat beside itself; then each rank copies its part in fp32 and makes a gradient of zeros for
+    it (`initialize_optimizer_states`, DeepSpeed 0.19.8). ZeRO-3 cuts each tensor as it comes, whole.
     """
     element, ranks = DTYPE_BYTES[request.precision], request.world_size
-    frozen, trained = _size(model.frozen), model.trained_size
+    trained = model.trained_size
+    weights, begun = element * (_size(model.frozen) + trained), 2 * 4 * trained // ranks
     if request.strategy == "zero3":
-        largest = max(map(prod, (*model.trained, *model.frozen)))
-        return (element * (frozen + 2 * trained) + 4 * trained) // ranks + 4 * largest
-    beside = max(element * trained, (element + 4) * trained // ranks)
-    return element * (frozen + trained) + beside
+        return weights // ranks + max(begun, element * max(map(prod, (*model.trained, *model.frozen))))
+    return weights + max(begun, element * trained)
 
 
 def _saving(model: _Model, request: Request, *, first: bool) -> dict[str, int]:
