@@ -19,8 +19,9 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed
 	$(BIN)/trainwright demo
 
+# `make test ROOM=plan` runs the tests of one room.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m "not long"
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m "not long" $(addprefix tests/,$(ROOM))
 
 # Further cases of what the others show, and whole lives of runs on a cluster: half an hour and more.
 test-long: $(VENV)/installed

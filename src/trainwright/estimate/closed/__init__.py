@@ -2,7 +2,7 @@
 
 The highest point is one of a few: for each the bytes are `fixed + samples * each`. They are found once for a model and
 a way of training it by passing a short model, one layer of each kind, through autograd's own bookkeeping (`tape`), and
-continued to the full depth (`course`). Then a layout costs a few multiplications.
+continued to the full depth (`memory_timeline`). Then a layout costs a few multiplications.
 """
 
 from __future__ import annotations
