@@ -1,9 +1,9 @@
 """What PyTorch's caching allocator makes of two steps of the whole model: the reserved memory of a layout.
 
-Allocated memory runs along a line from layer to layer, so a short model tells it (`memory_timeline`). What the allocator holds
-besides depends on the order in which pieces of all sizes come and go. Here all layers pass, and every piece goes
-through the simulation of the allocator that the traced step uses as well. Of two steps, as the states of the optimizer
-come at the end of the first one, into what the micro-batches have left.
+Allocated memory runs along a line from layer to layer, so a short model tells it (`memory_timeline`). What the
+allocator holds besides depends on the order in which pieces of all sizes come and go. Here all layers pass, and every
+piece goes through the simulation of the allocator that the traced step uses as well. Of two steps, as the states of
+the optimizer come at the end of the first one, into what the micro-batches have left.
 """
 
 from __future__ import annotations

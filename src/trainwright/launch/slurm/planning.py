@@ -48,7 +48,8 @@ def plan_on_slurm(loaded: LoadedJob, asked: AskedSlurm) -> SlurmPlan:
     """Return the requests that would run a job on this cluster, the soonest finished first.
 
     Raises:
-        UserError: exit 4 without Slurm, GPUs or a model of which anything is known, exit 3 where nothing fits or Slurm takes none of the requests.
+        UserError: exit 4 without Slurm, GPUs or a model of which anything is known, exit 3 where nothing fits or Slurm
+            takes none of the requests.
     """
     cluster = local_cluster()
     require_model(loaded.job)
