@@ -121,9 +121,9 @@ def test_a_model_is_described_without_torch_numpy_or_transformers() -> None:
         "import sys\n"
         "from trainwright.anatomy import anatomy\n"
         "from trainwright.anatomy.catalog import config_of\n"
-        "from trainwright.anatomy.flops import Batch, Lora, step_flops\n"
+        "from trainwright.anatomy.flops import ForwardInput, Lora, step_flops\n"
         "ours = anatomy(config_of('Qwen/Qwen2.5-7B-Instruct'))\n"
-        "step_flops(ours, Batch(1, 2048), lora=Lora(16))\n"
+        "step_flops(ours, ForwardInput(1, 2048), lora=Lora(16))\n"
         "print(ours.parameter_count, *({'torch', 'numpy', 'transformers', 'peft'} & sys.modules.keys()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
