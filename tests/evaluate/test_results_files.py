@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from scoring_worker import answered
+from trainwright.evaluate.spelling import strategy
 
 from trainwright.errors import UserError
 from trainwright.evaluate.documents import Heading, StrategyResults, comparison_document, run_document, table
 from trainwright.evaluate.mdp import PRESETS
 from trainwright.evaluate.metrics import Record, by_difficulty, compare, metrics
 from trainwright.evaluate.results import Lines, results_path, write_results
-from trainwright.evaluate.spelling import strategy
 
 GUIDE = PRESETS["guide"]
 QUESTIONS = [f"q-{number:02}" for number in range(23)]

@@ -99,6 +99,22 @@ class GraphNode:
         self.hook: Callable[[], None] | None = None
 
 
+def _edges_into(root: GraphNode) -> dict[GraphNode, int]:
+    """Count how many edges lead to each node below `root`: as many gradients does it wait for (engine.cpp)."""
+    found: dict[GraphNode, int] = {root: 0}
+    stack = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            node = edge[0]
+            if node not in found:
+                found[node] = 0
+                stack.append(node)
+            found[node] += 1
+    return found
+
+
 class _AllRecomputedError(Exception):
     """All that the backward pass needs has been computed again (torch/utils/checkpoint.py, early stop)."""
 
@@ -332,20 +348,9 @@ class Tape:
 
     def run_backward(self, root: GraphNode, gradient: Tensor) -> None:
         """torch/csrc/autograd/engine.cpp: nodes whose gradient is complete go, the youngest first."""
-        waiting: dict[GraphNode, int] = {root: 0}
-        stack = [root]
-        while stack:
-            for edge in stack.pop().edges:
-                if edge is None:
-                    continue
-                node = edge[0]
-                if node in waiting:
-                    waiting[node] += 1
-                else:
-                    waiting[node] = 1
-                    stack.append(node)
+        waiting = _edges_into(root)
         buffers: dict[GraphNode, list[Tensor]] = {root: [gradient]}
-        del gradient, stack
+        del gradient
         count = 0
         ready: list[tuple[int, int, GraphNode]] = [(-root.order, count, root)]
         while ready:
