@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from scoring_worker import answered
-from trainwright.evaluate.spelling import strategy
 
 from trainwright.errors import UserError
 from trainwright.evaluate.documents import Heading, StrategyResults, comparison_document, run_document, table
 from trainwright.evaluate.mdp import PRESETS
 from trainwright.evaluate.metrics import Record, by_difficulty, compare, metrics
+from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.results import Lines, results_path, write_results
 
 GUIDE = PRESETS["guide"]
