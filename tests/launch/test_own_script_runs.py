@@ -56,7 +56,9 @@ def test_a_killed_rank_is_restarted_from_the_newest_checkpoint(run: ScriptRun) -
     """S1-23, S1-35: the lines on processes, the checks; torchrun asks the other rank to end, which saves (step 6)."""
     run.write_job([*LOOP_COMMAND, "--wait-at", "6"], launcher="torchrun", resources={"ranks": 2})
     process = run.start()
-    wait_until(lambda: any(record["step"] == 6 for record in run.records()), process)
+    # The script's processes do not wait for each other: the second may start long after the first.
+    second = run.folder / "logs" / "attempt_1" / "rank_1.started.json"
+    wait_until(lambda: second.exists() and any(record["step"] == 6 for record in run.records()), process)
     psutil.Process(run.note(1, 1)["pid"]).children()[0].kill()
     _, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
