@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from disturbed_runs import (
     ledger,
     newest_step,
 )
+from real_runs import RunTrain, WriteJob
 
 from trainwright.runs.records import read
 
@@ -224,3 +226,21 @@ def test_two_runs_at_once_share_no_port_and_listen_on_this_machine_only(
     assert len({port for _, port in listening}) >= 2
     for run in (one, two):
         assert_same_end(run.run_dir, undisturbed)
+
+
+def test_four_ranks_go_on_bit_for_bit(write_job: WriteJob, run_train: RunTrain, tmp_path: Path) -> None:
+    """R01: more than two ranks, whose sums depend on where a gradient lies in DDP's buckets."""
+    job = write_job(
+        tmp_path,
+        train={"global_batch_size": 8, "micro_batch_size": 2, "max_steps": 6},
+        checkpoint={"every": "3 steps"},
+        resources={"ranks": 4, "strategy": "ddp"},
+    )
+    whole = run_train(job)
+    assert whole.exit_code == 0, whole.stderr
+    weights = (whole.folder / "final_model" / "model.safetensors").read_bytes()
+    for later in ("checkpoint-6", "final_model"):
+        shutil.rmtree(whole.folder / later)
+    again = run_train(job)
+    assert "Resuming from checkpoint-3" in again.stderr and "Contract: exact" in again.stderr
+    assert (again.folder / "final_model" / "model.safetensors").read_bytes() == weights

@@ -38,6 +38,7 @@ class Replicated:
         if name == "ddp":
             ids = [device.index] if device.type == "cuda" else None
             self.forward = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
+            settle_buckets(self.forward)
         self.optimizer = build_optimizer(self.module, train)
         self._trained = [parameter for _, parameter in trained_parameters(self.module)]
         self._loss_scale = LossScale() if fp16 else None
@@ -95,6 +96,23 @@ class Replicated:
         """Return what really runs."""
         wrapped = isinstance(self.forward, DistributedDataParallel)
         return {"strategy": "ddp" if wrapped else "single"}
+
+
+def settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Let DDP lay out its buckets for good before the first step.
+
+    DDP lays them out anew after the first backward pass of each start, in the order in which gradients came (torch
+    2.13, reducer.cpp, `rebuild_buckets`). Where more than two ranks add up, the order of a sum depends on where a
+    gradient lies in its bucket, so the first step after a resume would round otherwise than in a run that went through.
+    """
+    trained = [parameter for parameter in wrapped.module.parameters() if parameter.requires_grad]
+    wrapped.module.forward = lambda: torch.stack([parameter.sum().float() * 0.0 for parameter in trained]).sum()
+    try:
+        wrapped().backward()
+    finally:
+        del wrapped.module.forward
+    for parameter in trained:
+        parameter.grad = None
 
 
 def is_quantized(model: nn.Module) -> bool:
