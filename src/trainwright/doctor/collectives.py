@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -89,13 +89,13 @@ class Collectives:
         record = read_flight_record(path)
         if record is None or record.last is None:
             return
-        found = _rank_in(path.name) if record.rank is None else record.rank
-        if found is None:
+        rank = _rank_in(path.name) if record.rank is None else record.rank
+        if rank is None:
             return
-        state = self._of(found)
+        state = self._of(rank)
         state.enqueued = record.last.number
         state.kind = str(record.last)
-        state.evidence.append(Evidence(name, f"rank {found} last entered collective {state.enqueued} ({state.kind})"))
+        state.evidence.append(Evidence(name, f"rank {rank} last entered collective {state.enqueued} ({state.kind})"))
 
     def add_stack(self, path: Path, name: str) -> None:
         """Take one rank's stacks: where the thread that runs the program stands."""
@@ -108,32 +108,37 @@ class Collectives:
 
     def missing(self) -> Missing | None:
         """Return who was behind the others; None where all are alike, or nothing is known."""
-        known = {rank: state for rank, state in self._ranks.items() if state.enqueued is not None}
-        if len(known) < 2:
+        entered = {rank: state.enqueued for rank, state in sorted(self._ranks.items()) if state.enqueued is not None}
+        if len(entered) < 2:
             return None
-        front = max(state.enqueued or 0 for state in known.values())
-        behind = tuple(sorted(rank for rank, state in known.items() if (state.enqueued or 0) < front))
-        evidence = tuple(state.evidence[-1] for _, state in sorted(known.items()))[:8]
-        if behind and len(behind) < len(known):
+        evidence = tuple(self._of(rank).evidence[-1] for rank in entered)[:8]
+        front = max(entered.values())
+        if behind := tuple(rank for rank, number in entered.items() if number < front):
             return Missing(behind, evidence, stands_at=self._where(behind))
-        kinds = {state.kind for state in known.values() if state.kind is not None}
-        if len(kinds) > 1:
-            return Missing(tuple(sorted(known)), evidence, mismatch=True)
-        # One gap among those who complained is whom they waited for; several are of a node whose log is not here.
-        silent = tuple(rank for rank in range(max(known)) if rank not in known)
-        if len(silent) != 1 or len(known) < LEAST_AROUND_A_GAP:
+        if len({kind for rank in entered if (kind := self._of(rank).kind) is not None}) > 1:
+            return Missing(tuple(entered), evidence, mismatch=True)
+        if (silent := _only_gap(entered)) is None:
             return None
-        gap = Evidence("logs", f"ranks 0 to {max(known)} but {silent[0]} say that they waited")
-        return Missing(silent, (gap, *evidence), stands_at=self._where(silent))
+        gap = Evidence("logs", f"ranks 0 to {max(entered)} but {silent} say that they waited")
+        return Missing((silent,), (gap, *evidence), stands_at=self._where((silent,)))
 
     def _where(self, ranks: Iterable[int]) -> str | None:
-        return next((found for rank in ranks if (found := self._of(rank).stands_at) is not None), None)
+        return next((place for rank in ranks if (place := self._of(rank).stands_at) is not None), None)
 
     def stacks(self) -> Mapping[int, str]:
         """Return where each rank's program stands, for those whose stacks were read."""
         return {rank: state.stands_at for rank, state in self._ranks.items() if state.stands_at is not None}
 
 
+def _only_gap(ranks: Collection[int]) -> int | None:
+    """Return the one rank that is missing below the highest: those who complain waited for it.
+
+    Several are of a node whose log is not here.
+    """
+    silent = [rank for rank in range(max(ranks)) if rank not in ranks]
+    return silent[0] if len(silent) == 1 and len(ranks) >= LEAST_AROUND_A_GAP else None
+
+
 def _rank_in(name: str) -> int | None:
-    found = _RANK_OF_FILE.search(name)
-    return int(found[1] or found[2]) if found else None
+    match = _RANK_OF_FILE.search(name)
+    return int(match[1] or match[2]) if match else None

@@ -45,14 +45,8 @@ def kind_of(sighting: Sighting, scan: Scan, message: str, listed: Sequence[tuple
 
     `listed` are processes with their GiB in a list of nvidia-smi's that lies beside the log.
     """
-    total, own = _TOTAL.search(message), _OWN.search(message)
-    others = [(int(found["pid"]), _gib(found)) for found in _OTHERS.finditer(message)]
-    if own is None and (reserved := held_bytes(message)) is not None:
-        # In a container torch does not know itself in the driver's list: then one of the processes is its own.
-        others = [one for one in others if not 0 <= one[1] - sum(reserved) / 2**30 < CONTEXT_GIB]
-    held = sum(size for _, size in others)
-    if total and others and held >= OTHERS_SHARE * _gib(total) and (own is None or held > 0.25 * _gib(own)):
-        return _of_others(f"{len(others)} other processes hold {held:.1f} of {_gib(total):.1f} GiB", others)
+    if (held := _held_by_others(message)) is not None:
+        return held
     environment = {ALLOCATOR_VARIABLES[1]: scan.facts.get("expandable", "none")}
     if fragmentation_advice(message, environment) is not None:
         return DeviceMemory("device-oom/fragmentation", "what is reserved and unused would have sufficed")
@@ -67,6 +61,21 @@ def kind_of(sighting: Sighting, scan: Scan, message: str, listed: Sequence[tuple
     if steps > 2:
         return DeviceMemory("device-oom/later", f"{steps:,} steps had passed")
     return DeviceMemory("device-oom/at-once", "no step had passed")
+
+
+def _held_by_others(message: str) -> DeviceMemory | None:
+    """Return that the message itself names other processes, and that these hold enough to be the cause."""
+    total, own = _TOTAL.search(message), _OWN.search(message)
+    others = [(int(other["pid"]), _gib(other)) for other in _OTHERS.finditer(message)]
+    if own is None and (reserved := held_bytes(message)) is not None:
+        # In a container torch does not know itself in the driver's list: then one of the processes is its own.
+        others = [one for one in others if not 0 <= one[1] - sum(reserved) / 2**30 < CONTEXT_GIB]
+    if not total or not others:
+        return None
+    held = sum(size for _, size in others)
+    if held < OTHERS_SHARE * _gib(total) or (own is not None and held <= 0.25 * _gib(own)):
+        return None
+    return _of_others(f"{len(others)} other processes hold {held:.1f} of {_gib(total):.1f} GiB", others)
 
 
 def _of_others(said: str, processes: Sequence[tuple[int, float]]) -> DeviceMemory:
@@ -91,5 +100,5 @@ def _doing(frames: tuple[StackFrame, ...], message: str) -> str | None:
     return next(named, None)
 
 
-def _gib(found: re.Match[str]) -> float:
-    return float(found["size"]) * _GIB.get(found["unit"], 1.0)
+def _gib(size: re.Match[str]) -> float:
+    return float(size["size"]) * _GIB.get(size["unit"], 1.0)

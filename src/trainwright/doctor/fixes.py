@@ -32,7 +32,7 @@ def filled(template: str, fields: Mapping[str, str]) -> str | None:
     """Return a title or fix with its {fields} filled in; None where one of them is not known."""
     if any(name not in fields for name in _FIELD.findall(template)):
         return None
-    return _FIELD.sub(lambda found: fields[found[1]], template)
+    return _FIELD.sub(lambda field: fields[field[1]], template)
 
 
 def title_of(cause: Cause, fields: Mapping[str, str]) -> str:

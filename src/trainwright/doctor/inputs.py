@@ -67,8 +67,8 @@ def gather(paths: Sequence[Path]) -> Inputs:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
-    for count, path in enumerate(found):
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    for count, path in enumerate(files):
         if count >= MOST_FILES:
             return
         if path.name not in _NOT_LOGS and path.suffix not in _BINARY and not path.name.startswith("."):

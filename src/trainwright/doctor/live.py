@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -84,9 +84,8 @@ def _place(beat: Mapping[str, Any], timeout_s: float) -> RankSection:
 
 def _figures(folder: RunFolder, attempt: int, beats: Mapping[int, Mapping[str, Any]]) -> str:
     """Say how far the run is, how fast, and how long it will take, as measured."""
-    steps = [r for r in records.read(folder.metrics_jsonl) if r.get("kind") == "train" and r.get("attempt") == attempt]
+    steps = list(_steps_of(folder, attempt))
     where = ", ".join(f"rank {rank} in `{beat['section']}`" for rank, beat in sorted(beats.items())[:8])
-    steps = [record for record in steps if whole(record, "step") is not None]
     paces_s = [step_s for record in steps[-RECENT_STEPS:] if (step_s := number(record, "step_s")) is not None]
     if not paces_s:
         return f"the run goes on, no step is done yet: {where}"
@@ -99,6 +98,13 @@ def _figures(folder: RunFolder, attempt: int, beats: Mapping[int, Mapping[str, A
         f"{number(last, 'tokens_per_s') or 0:,.0f} tokens/s, loss {'not finite' if loss is None else f'{loss:.4g}'}"
         f"{left} (measured); {where}"
     )
+
+
+def _steps_of(folder: RunFolder, attempt: int) -> Iterator[dict[str, Any]]:
+    for record in records.read(folder.metrics_jsonl):
+        is_step = record.get("kind") == "train" and whole(record, "step") is not None
+        if is_step and record.get("attempt") == attempt:
+            yield record
 
 
 def _is_held(lock: Path) -> bool:

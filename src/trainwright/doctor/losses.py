@@ -29,15 +29,15 @@ def loss_in(line: str) -> float | None:
     """Return the training loss that a line tells; None where there is none, or it is a summary of the whole run."""
     if "runtime" in line:
         return None
-    found = _LOSS.search(line)
-    return None if found is None else float(found["value"])
+    match = _LOSS.search(line)
+    return None if match is None else float(match["value"])
 
 
 def gradient_in(line: str) -> float | None:
     """Return the norm of the gradient that a line tells."""
-    found = _GRADIENT.search(line)
+    match = _GRADIENT.search(line)
     try:
-        return None if found is None else float(found["value"])
+        return None if match is None else float(match["value"])
     except ValueError:
         return None
 
@@ -101,33 +101,45 @@ SWING: Final = 0.25
 
 def course_of(losses: Losses) -> LossTrend | None:
     """Return what is wrong with a course of losses, None where it falls, or is too short to tell."""
-    recent = [loss for loss, _ in losses.last]
+    return _zero(losses) or _not_finite(losses) or _growing(losses) or _swinging(losses)
+
+
+def _zero(losses: Losses) -> LossTrend | None:
     # A Trainer writes 0.0 in place of NaN: after other losses it is that.
     only_zeros = losses.zeros_in_a_row == losses.count
-    if losses.zeros_in_a_row >= (ZEROS_ALONE if only_zeros else MANY_ZEROS) and (
-        only_zeros or not losses.bad_gradients
-    ):
-        text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
-        return LossTrend("loss-zero", text, losses.last[-1][1])
-    if losses.not_a_number or losses.bad_gradients >= 3:
-        many = losses.not_a_number or losses.bad_gradients
-        what = "losses" if losses.not_a_number else "gradient norms"
-        return LossTrend("loss-nan", f"{many} of {losses.count} {what} are not finite", losses.first_not_a_number or "")
+    if losses.zeros_in_a_row < (ZEROS_ALONE if only_zeros else MANY_ZEROS):
+        return None
+    if losses.bad_gradients and not only_zeros:
+        return None
+    text = f"the loss is exactly 0.0 in the last {losses.zeros_in_a_row} of {losses.count} records"
+    return LossTrend("loss-zero", text, losses.last[-1][1])
+
+
+def _not_finite(losses: Losses) -> LossTrend | None:
+    if not losses.not_a_number and losses.bad_gradients < 3:
+        return None
+    many = losses.not_a_number or losses.bad_gradients
+    what = "losses" if losses.not_a_number else "gradient norms"
+    return LossTrend("loss-nan", f"{many} of {losses.count} {what} are not finite", losses.first_not_a_number or "")
+
+
+def _growing(losses: Losses) -> LossTrend | None:
     if len(losses.kept) < LEAST_FOR_GROWTH:
         return None
-    values = [loss for loss, _ in losses.kept]
+    values, recent = [loss for loss, _ in losses.kept], [loss for loss, _ in losses.last]
     window = max(4, len(values) // 8)
     levels = [mean(values[start : start + window]) for start in range(0, len(values) - window + 1, window)]
     end, best = mean(recent[-window:]), min(levels)
-    place = losses.last[-1][1]
     rose = len(levels) > RISES and all(a < b for a, b in itertools.pairwise(levels[-RISES - 1 :]))
-    if end > (RISEN if rose else GROWN) * max(best, 1e-6) and end - best > 0.5:
-        return LossTrend("loss-divergence", f"the loss rose from {best:.4g} to {end:.4g}", place)
-    return _swinging(values, place)
+    if end <= (RISEN if rose else GROWN) * max(best, 1e-6) or end - best <= 0.5:
+        return None
+    return LossTrend("loss-divergence", f"the loss rose from {best:.4g} to {end:.4g}", losses.last[-1][1])
 
 
-def _swinging(values: list[float], place: str) -> LossTrend | None:
-    values = values[len(values) // 2 :]  # the beginning may fall steeply before it swings
+def _swinging(losses: Losses) -> LossTrend | None:
+    if len(losses.kept) < LEAST_FOR_GROWTH:
+        return None
+    values = [loss for loss, _ in losses.kept[len(losses.kept) // 2 :]]  # it may fall steeply at first
     steps = [after - before for before, after in itertools.pairwise(values)]
     level = median(abs(value) for value in values) or 1.0
     swing = sum(map(abs, steps)) / len(steps) / level
@@ -138,5 +150,5 @@ def _swinging(values: list[float], place: str) -> LossTrend | None:
     falls = fallen > max(by_chance, 0.1 * level)
     if len(steps) >= LEAST_FOR_A_TREND and swing > SWING and turns > 0.5 and not falls:
         text = f"the loss changes by {swing:.0%} of its level from one record to the next and does not fall"
-        return LossTrend("loss-oscillation", text, place)
+        return LossTrend("loss-oscillation", text, losses.last[-1][1])
     return None

@@ -49,10 +49,10 @@ class Meters:
             self.communication.append(float(times["communication"]) / max(whole, 1e-9))
         if "%" not in line:
             return
-        if found := _UTILISATION.search(line):
-            self.utilisation.append(float(found["value"]) / 100)
-        if found := _MODEL_FLOPS.search(line):
-            self.model_flops.append(float(found["value"]) / 100)
+        if share := _UTILISATION.search(line):
+            self.utilisation.append(float(share["value"]) / 100)
+        if share := _MODEL_FLOPS.search(line):
+            self.model_flops.append(float(share["value"]) / 100)
 
     def slowness(self) -> Iterator[tuple[str, str]]:
         """Yield the causes that are told, with their figures."""
@@ -70,5 +70,5 @@ class Meters:
                 yield "batch-too-small", f"{peak}, and data are there in time"
 
 
-def _seconds(found: re.Match[str]) -> float:
-    return float(found["value"]) / (1000 if found["unit"] == "ms" else 1)
+def _seconds(time: re.Match[str]) -> float:
+    return float(time["value"]) / (1000 if time["unit"] == "ms" else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from trainwright.doctor.causes import Cause, Level
 from trainwright.doctor.scan import Scan, Sighting
@@ -30,36 +30,50 @@ class Resolved:
     asides: tuple[Sighting, ...]
 
 
+_Role = Literal["ended", "collateral", "aside", "context"]
+
+
 def resolve(scans: Sequence[Scan]) -> Resolved:
     """Choose by causality: proof before message before how a process ended, the specific before the general, then
     the earliest; a rank that was killed before the exceptions of those who noticed (facts of launch.failures)."""
-    ended: list[Sighting] = []
-    asides: list[Sighting] = []
-    collateral: list[Sighting] = []
+    by_role: dict[_Role, list[Sighting]] = {"ended": [], "collateral": [], "aside": [], "context": []}
     for scan in scans:
         for sighting in scan.sightings:
-            level = sighting.cause.level
-            if level == "context":
-                continue
-            if level == "collateral":
-                collateral.append(sighting)
-            elif level == "warning" or (_may_be_survived(sighting.cause) and went_on(sighting, scan)):
-                asides.append(sighting)
-            else:
-                ended.append(sighting)
-    places = {(sighting.log, sighting.order) for sighting in collateral}
-    ended = [s for s in ended if s.cause.id != "exception" or (s.log, s.order) not in places]
-    by_watchdog = [s for s in ended if s.cause.id == "abort" and _follows_one(s, collateral)]
-    ended, collateral = [s for s in ended if s not in by_watchdog], [*collateral, *by_watchdog]
-    covered = {covers for sighting in ended for covers in sighting.cause.covers}
-    standing = sorted((s for s in ended if s.cause.id not in covered or _covers_itself(s, ended)), key=_rank_of)
-    followed = [sighting for sighting in ended if sighting not in standing]
+            by_role[_role_of(sighting, scan)].append(sighting)
+    ended, collateral = _without_followers(by_role["ended"], by_role["collateral"])
+    asides = _first_of_each(by_role["aside"])
+    standing = _unexplained(ended)
     if not standing:
-        return Resolved(None, (), tuple(collateral), _first_of_each(asides))
+        return Resolved(None, (), tuple(collateral), asides)
     cause = standing[0]
     level = cause.cause.level
     also = [s for s in standing if s.cause.level == level and s.cause.id != cause.cause.id and level == "failure"]
-    return Resolved(cause, _first_of_each(also), (*followed, *collateral), _first_of_each(asides))
+    explained = [sighting for sighting in ended if sighting not in standing]
+    return Resolved(cause, _first_of_each(also), (*explained, *collateral), asides)
+
+
+def _role_of(sighting: Sighting, scan: Scan) -> _Role:
+    cause = sighting.cause
+    if cause.level == "context" or cause.level == "collateral":
+        return cause.level
+    survived = _may_be_survived(cause) and went_on(sighting, scan)
+    return "aside" if cause.level == "warning" or survived else "ended"
+
+
+def _without_followers(
+    ended: Sequence[Sighting], collateral: Sequence[Sighting]
+) -> tuple[list[Sighting], list[Sighting]]:
+    """Return both without an exception that is the collateral itself, and with aborts among what they follow."""
+    places = {(sighting.log, sighting.order) for sighting in collateral}
+    ended = [s for s in ended if s.cause.id != "exception" or (s.log, s.order) not in places]
+    by_watchdog = [s for s in ended if s.cause.id == "abort" and _follows_one(s, collateral)]
+    return [s for s in ended if s not in by_watchdog], [*collateral, *by_watchdog]
+
+
+def _unexplained(ended: Sequence[Sighting]) -> list[Sighting]:
+    """Return those that no other explains, the likeliest cause first."""
+    covered = {covers for sighting in ended for covers in sighting.cause.covers}
+    return sorted((s for s in ended if s.cause.id not in covered or _covers_itself(s, ended)), key=_rank_of)
 
 
 def _may_be_survived(cause: Cause) -> bool:

@@ -56,48 +56,48 @@ class SampleSummary:
 
 def read_samples(paths: Sequence[Path]) -> SampleSummary | None:
     """Gather the figures; None where there is not one sample."""
-    found = SampleSummary()
+    summary = SampleSummary()
     for path in paths:
         for record in records.read(path):
-            found.count += 1
-            found.place = path.name
-            _host(found, mapping(record, "host"))
+            summary.count += 1
+            summary.place = path.name
+            _host(summary, mapping(record, "host"))
             for gpu in mappings(record, "gpus"):
-                _gpu(found, gpu)
+                _gpu(summary, gpu)
             for rank in mappings(record, "ranks"):
-                _rank(found, rank)
-    return found if found.count else None
+                _rank(summary, rank)
+    return summary if summary.count else None
 
 
-def _host(found: SampleSummary, host: Mapping[str, Any]) -> None:
+def _host(summary: SampleSummary, host: Mapping[str, Any]) -> None:
     kills = whole(host, "oom_kill_total")
     if kills is not None:
-        found.oom_kills = (found.oom_kills[0] if found.oom_kills else kills, kills)
+        summary.oom_kills = (summary.oom_kills[0] if summary.oom_kills else kills, kills)
 
 
-def _gpu(found: SampleSummary, gpu: Mapping[str, Any]) -> None:
+def _gpu(summary: SampleSummary, gpu: Mapping[str, Any]) -> None:
     index, last_xid = whole(gpu, "index"), whole(gpu, "last_xid")
     if index is None:
         return
     if gpu.get("lost") is True:
-        found.lost.add(index)
+        summary.lost.add(index)
     if gpu.get("xid_total") and last_xid is not None:
-        found.xid = (index, last_xid)
+        summary.xid = (index, last_xid)
     utilisation, temperature = number(gpu, "utilization_pct"), number(gpu, "temperature_c")
     if utilisation is not None:
-        found.utilisation.append(utilisation)
+        summary.utilisation.append(utilisation)
     reasons = gpu.get("throttle_reasons")
     if isinstance(reasons, list) and any(word in str(reason) for reason in reasons for word in _HEAT):
-        found.throttled[index] += 1
+        summary.throttled[index] += 1
     if temperature is not None:
-        found.hottest[index] = max(found.hottest.get(index, 0.0), temperature)
+        summary.hottest[index] = max(summary.hottest.get(index, 0.0), temperature)
 
 
-def _rank(found: SampleSummary, rank: Mapping[str, Any]) -> None:
+def _rank(summary: SampleSummary, rank: Mapping[str, Any]) -> None:
     index = whole(rank, "rank")
     if index is not None:
-        found.ranks[index] = dict(rank)
-        found.waiting_for_disk += rank.get("process_state") == "D"
+        summary.ranks[index] = dict(rank)
+        summary.waiting_for_disk += rank.get("process_state") == "D"
 
 
 def failures_in(samples: SampleSummary) -> Iterator[Seen]:

@@ -156,7 +156,8 @@ class _Reader:
         self._ignored: set[int | None] = set()
         """Whose next traceback is one that Python only mentions (`Exception ignored in`)."""
         self._in_summary = False
-        self._told_rank = 0
+        self._summary_rank = 0
+        """The rank whose failure torchrun's summary lists at the moment."""
 
     def read(self, numbers: Sequence[int], lines: list[bytes]) -> None:
         """Read a block of lines; those of a kind that was met often enough are passed over."""
@@ -195,26 +196,27 @@ class _Reader:
 
     def _look(self, number: int, line: str) -> bool:
         """Look for all there is to find; say whether there was a sign or a part of a traceback."""
-        stamp = _STAMP.match(line)
-        begin = stamp.end() if stamp else 0
-        prefix = _RANK.match(line, begin)
-        rank = int(next(filter(None, prefix.groups()))) if prefix else None
-        body = line[prefix.end() :] if prefix else line[begin:]
+        rank, body = _rank_and_body(line)
         in_stack = self._stack(body, rank)
-        self._figures(number, line, rank)
+        self._figures(number, line, self.scan.rank if rank is None else rank)
         if ("Watchdog caught" in line or "last completed" in line) and len(self.scan.words) < _MOST_SIGHTINGS:
             self.scan.words.append((f"{self.scan.name}:{number}", line))
-        found = False
+        has_sign = self._signs(number, line, body, rank)
+        if rank in self._in_traceback and (error := _EXCEPTION.match(body)):
+            self._in_traceback.discard(rank)
+            if not has_sign:
+                self._note(self._exception, number, body, rank, {"error": _in_short(error["kind"], error["said"])})
+        return has_sign or in_stack
+
+    def _signs(self, number: int, line: str, body: str, rank: int | None) -> bool:
+        """Note the signs of a line; say whether one of them may be a cause."""
+        has_sign = False
         for sign in self._sieve.of(line, in_traceback=rank in self._in_traceback):
             match = sign.pattern.search(body) or (sign.pattern.search(line) if body != line else None)
             if match is not None and len(self.scan.sightings) < _MOST_SIGHTINGS:
                 self._note(sign.cause, number, body, rank, {k: v for k, v in match.groupdict().items() if v})
-                found = found or sign.cause.level != "context"
-        if rank in self._in_traceback and (error := _EXCEPTION.match(body)):
-            self._in_traceback.discard(rank)
-            if not found:
-                self._note(self._exception, number, body, rank, {"error": _in_short(error["kind"], error["said"])})
-        return found or in_stack
+                has_sign = has_sign or sign.cause.level != "context"
+        return has_sign
 
     def _note(self, cause: Cause, number: int, text: str, rank: int | None, fields: dict[str, str]) -> None:
         if rank is None and (word := _RANK_WORD.search(text)):
@@ -254,35 +256,55 @@ class _Reader:
         return True
 
     def _figures(self, number: int, line: str, rank: int | None) -> None:
-        rank = self.scan.rank if rank is None else rank
+        self._progress(line, rank)
+        self._first_failure(line)
+        self._end(number, line)
+        self.scan.meters.read(line)
+        if "MiB" in line and (listed := _GPU_PROCESS.match(line)):
+            pid, mib = (group for group in listed.groups() if group is not None)
+            self.scan.gpu_processes.append((int(pid), int(mib) / 1024))
+        for name, fact in FACTS.items():
+            if name not in self.scan.facts and (match := fact.search(line)):
+                self.scan.facts[name] = next((group for group in match.groups() if group), match[0])
+
+    def _progress(self, line: str, rank: int | None) -> None:
+        """Take how far the run, or one of its ranks, says it is."""
         if rank is not None and "/" in line and (batch := _BATCH_OF.search(line)):
             self.scan.batches[rank] = (int(batch[1]), int(batch[2]))
-        if told := _ROOT_RANK.match(line):
-            self._told_rank = int(told[1])
-            if self._in_summary:
-                self.scan.root_rank, self._in_summary = self._told_rank, False
-        elif ended := _EXITED.match(line):
-            self.scan.ranks_by_pid[ended[1]] = self._told_rank
-        self._in_summary = self._in_summary or _ROOT in line
         if rank is not None and (whole := _BATCHES.search(line)):
             self.scan.batches[rank] = (int(whole[1]), int(whole[1]))
         if "/" in line and (step := _STEP.search(line)) and not _PREPARING.match(line):
             self.scan.step = int((step[1] or step[3]).replace(",", ""))
+
+    def _first_failure(self, line: str) -> None:
+        """Take which rank failed first, and the pids of ranks, from what torchrun and torch's `spawn` sum up."""
+        if summary := _ROOT_RANK.match(line):
+            self._summary_rank = int(summary[1])
+            if self._in_summary:
+                self.scan.root_rank, self._in_summary = self._summary_rank, False
+        elif exited := _EXITED.match(line):
+            self.scan.ranks_by_pid[exited[1]] = self._summary_rank
+        self._in_summary = self._in_summary or _ROOT in line
+        if spawned := _SPAWNED.search(line):
+            self.scan.root_rank = int(spawned[1])
+
+    def _end(self, number: int, line: str) -> None:
         if COMPLETED.search(line):
             self.scan.completed_at = number
         if _ENDED_WELL.search(line):
             self.scan.ended_well_at = number
         if "process group has NOT been destroyed before" in line:
             self.scan.left_at = number
-        self.scan.meters.read(line)
-        if "MiB" in line and (listed := _GPU_PROCESS.match(line)):
-            pid, mib = (group for group in listed.groups() if group is not None)
-            self.scan.gpu_processes.append((int(pid), int(mib) / 1024))
-        if spawned := _SPAWNED.search(line):
-            self.scan.root_rank = int(spawned[1])
-        for name, fact in FACTS.items():
-            if name not in self.scan.facts and (found := fact.search(line)):
-                self.scan.facts[name] = next((group for group in found.groups() if group), found[0])
+
+
+def _rank_and_body(line: str) -> tuple[int | None, str]:
+    """Return the rank that stands before a line, and the line without it and without a collector's stamp."""
+    stamp = _STAMP.match(line)
+    begin = stamp.end() if stamp else 0
+    prefix = _RANK.match(line, begin)
+    if prefix is None:
+        return None, line[begin:]
+    return int(next(filter(None, prefix.groups()))), line[prefix.end() :]
 
 
 def _may_tell_a_loss(shape: bytes) -> bool:

@@ -47,11 +47,11 @@ def check_job(loaded: LoadedJob, gpus: str | None = None) -> Iterator[Checked]:
 
 def short_check(loaded: LoadedJob) -> Iterator[Checked]:
     """Yield what the cheap checks before every run do not like; nothing that takes a process or reads the data."""
-    found = [
+    checks = [
         *machine.versions(),
         *machine.shared_memory(),
         *machine.limits(),
         *of_job.trackers(loaded.job),
         *of_job.output(loaded.job),
     ]
-    yield from (checked for checked in found if checked.status != "ok")
+    yield from (checked for checked in checks if checked.status != "ok")

@@ -37,18 +37,18 @@ def problem(check: str, text: str, *fixes: str) -> Checked:
     return Checked(check, "problem", text, fixes)
 
 
-def lines_of(found: Iterable[Checked]) -> Iterator[str]:
+def lines_of(checks: Iterable[Checked]) -> Iterator[str]:
     """Yield each check on a line, with its fixes below."""
-    for checked in found:
+    for checked in checks:
         yield f"{checked.status:8} {checked.check:12} {shown(checked.text, 600)}"
         yield from (f"{'':8} {'':12} fix: {shown(fix, 600)}" for fix in checked.fixes)
 
 
-def as_data(found: Sequence[Checked]) -> dict[str, Any]:
+def as_data(checks: Sequence[Checked]) -> dict[str, Any]:
     """Return plain data, with the version of its shape."""
     return {
         "schema_version": 1,
-        "problems": sum(checked.status == "problem" for checked in found),
-        "warnings": sum(checked.status == "warning" for checked in found),
-        "checks": [dataclasses.asdict(checked) for checked in found],
+        "problems": sum(checked.status == "problem" for checked in checks),
+        "warnings": sum(checked.status == "warning" for checked in checks),
+        "checks": [dataclasses.asdict(checked) for checked in checks],
     }

@@ -80,16 +80,16 @@ def _fits(plan: Plan) -> Iterator[Checked]:
 def output(job: Job) -> Iterator[Checked]:
     """The output folder can be written to, and has room for two checkpoints."""
     wanted = Path(job.output_dir).absolute()
-    there = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
+    existing = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         yield problem(
             "output", f"{wanted} cannot be written to: {error.strerror}", "output_dir=PATH names another folder"
         )
         return
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     text = f"{wanted}: {free / GIB:.1f} GiB free"
     size = checkpoint_bytes(job)
     if size is None:
@@ -143,8 +143,8 @@ def data(job: Job) -> Iterator[Checked]:
         return
     hints = tuple(line.removeprefix("hint: ") for line in said if line.startswith("hint: "))
     start = next((number for number, line in enumerate(said) if line.startswith("error: ")), len(said) - 1)
-    told = [line.strip() for line in said[start:] if not line.startswith("hint: ")]
-    yield problem("data", "; ".join(told).removeprefix("error: "), *hints)
+    message = [line.strip() for line in said[start:] if not line.startswith("hint: ")]
+    yield problem("data", "; ".join(message).removeprefix("error: "), *hints)
 
 
 def model_files(job: Job) -> Iterator[Checked]:
@@ -173,8 +173,8 @@ def model_files(job: Job) -> Iterator[Checked]:
 def _on_hub(name: str) -> Iterator[Checked]:
     root = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub")
     cached = root.expanduser() / f"models--{name.replace('/', '--')}" / "snapshots"
-    there = any(cached.glob("*/config.json")) and any(cached.glob("*/*.safetensors"))
-    if there:
+    is_cached = any(cached.glob("*/config.json")) and any(cached.glob("*/*.safetensors"))
+    if is_cached:
         yield ok("model", f"{name} is in the cache, {cached.parent}")
     elif os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
         text = f"{name} is not in the cache, and HF_HUB_OFFLINE is set"

@@ -89,9 +89,9 @@ def torch_build(inventory: Inventory, torch: Mapping[str, Any]) -> Iterator[Chec
             "activate its environment, or: pip install 'trainwright[train]'",
         )
         return
-    there = [device for device in inventory.usable if device.kind == "cuda"]
+    usable_gpus = [device for device in inventory.usable if device.kind == "cuda"]
     index = "pip install torch --index-url https://download.pytorch.org/whl/cu"
-    if not there:
+    if not usable_gpus:
         yield ok("torch", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}")
         return
     if torch["cuda"] is None:
@@ -105,11 +105,11 @@ def torch_build(inventory: Inventory, torch: Mapping[str, Any]) -> Iterator[Chec
         why = "; ".join(torch.get("warnings", ())) or "torch.cuda.is_available() is false"
         yield problem("torch", f"torch sees no GPU: {why}", "nvidia-smi; echo $CUDA_VISIBLE_DEVICES")
         return
-    if len(torch["devices"]) != len(there):
-        text = f"torch sees {len(torch['devices'])} GPUs, the driver {len(there)}"
+    if len(torch["devices"]) != len(usable_gpus):
+        text = f"torch sees {len(torch['devices'])} GPUs, the driver {len(usable_gpus)}"
         yield problem("torch", text, "compare nvidia-smi -L with CUDA_VISIBLE_DEVICES")
     else:
-        yield ok("torch", f"{torch['version']}, CUDA {torch['cuda']}, sees {len(there)} GPUs")
+        yield ok("torch", f"{torch['version']}, CUDA {torch['cuda']}, sees {len(usable_gpus)} GPUs")
     yield from _architectures(torch, index)
     yield from _links(torch)
 
@@ -157,19 +157,19 @@ def packages() -> Iterator[Checked]:
         text = f"not installed in {sys.prefix}: {', '.join(missing)}"
         yield problem("packages", text, "activate the environment that has them, or: pip install 'trainwright[train]'")
     else:
-        found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in NEEDED)
-        yield ok("packages", found)
+        installed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in NEEDED)
+        yield ok("packages", installed)
 
 
 def versions() -> Iterator[Checked]:
     """No installed version has a hole that is known (holes.yaml); of several, the worst is told."""
-    told: set[str] = set()
+    named: set[str] = set()
     for hole in sorted(_holes(), key=lambda hole: hole["status"]):
         name = hole["package"]
         installed = _installed(name)
-        if installed is None or name in told or not _is_bad(installed, hole):
+        if installed is None or name in named or not _is_bad(installed, hole):
             continue
-        told.add(name)
+        named.add(name)
         fix = f"pip install --upgrade '{name}>={hole['below']}'" if "below" in hole else f"pip uninstall {name}"
         yield Checked("versions", hole["status"], f"{name} {installed}: {hole['why']}", (fix,))
 
@@ -244,8 +244,8 @@ def host_memory(inventory: Inventory) -> Iterator[Checked]:
 def port() -> Iterator[Checked]:
     """The usual port of a process group is free."""
     with socket.socket() as probe:
-        taken = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
-    if taken:
+        is_in_use = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
+    if is_in_use:
         text = f"port {USUAL_PORT}, which torchrun takes by default, is in use"
         yield warning("port", text, "torchrun --master-port 29511; trainwright train finds a free one itself")
     else:
