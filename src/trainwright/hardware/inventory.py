@@ -117,8 +117,8 @@ class Inventory:
     @property
     def usable(self) -> tuple[Device, ...]:
         """The devices that a job can be given, in the order of their CUDA ordinals within each node."""
-        found = [device for device in self.devices if device.usable]
-        return tuple(sorted(found, key=lambda device: (device.node, device.cuda_ordinal or 0)))
+        usable = [device for device in self.devices if device.usable]
+        return tuple(sorted(usable, key=lambda device: (device.node, device.cuda_ordinal or 0)))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -142,6 +142,8 @@ def _plain(value: object) -> Any:
             return value
 
 
+_SizedModel: TypeAlias = tuple[catalog.GpuSpec, int | None]
+"""A model and, for one that shares the host's memory (`m2-max-64gb`), the size of that memory in bytes."""
 _PART: Final = re.compile(r"^(?P<model>[^:=]+)(?::(?P<count>\d+)(?:x(?P<nodes>\d+))?)?$")
 _HOST: Final = re.compile(r"^host=(?P<gib>\d+(?:\.\d+)?)\s*gi?b?$", re.IGNORECASE)
 
@@ -155,34 +157,40 @@ def parse_inventory(text: str) -> Inventory:
     problems: list[str] = []
     hints: list[str] = []
     host = Host()
-    first_node: list[tuple[catalog.GpuSpec, int | None]] = []
-    more_nodes: list[list[tuple[catalog.GpuSpec, int | None]]] = []
+    first_node: list[_SizedModel] = []
+    more_nodes: list[list[_SizedModel]] = []
     for part in (part.strip() for part in text.split(",")):
         if (memory := _HOST.match(part)) is not None:
-            size = int(float(memory["gib"]) * GIB)
-            host = Host(memory_total_bytes=size)
-            continue
-        match = _PART.match(part)
-        count = int(match["count"] or 1) if match is not None else 0
-        nodes = int(match["nodes"] or 1) if match is not None else 0
-        if match is None or not count or not nodes:
-            problems.append(f"`{part}`: write `model`, `model:count`, `model:countxnodes` or `host=16gib`")
+            host = Host(memory_total_bytes=int(float(memory["gib"]) * GIB))
             continue
         try:
-            model = _find_sized(match["model"].strip())
+            models, nodes = _parse_part(part)
         except UserError as error:
             problems.append(error.message)
             hints += error.hints
             continue
-        if match["nodes"] is None:
-            first_node += [model] * count
+        if nodes is None:
+            first_node += models
         else:
-            more_nodes += [[model] * count] * nodes
+            more_nodes += [models] * nodes
     node_models = [node for node in [first_node, *more_nodes] if node]
     if problems or not node_models:
         raise UserError(f"cannot read the inventory `{text}`", problems=problems or ["no GPU is named"], hints=hints)
     note = "this inventory is only written down: free memory, links in use and host are what is assumed or not known"
     return Inventory(devices=_written_devices(node_models), host=host, nodes=len(node_models), notes=(note,))
+
+
+def _parse_part(part: str) -> tuple[list[_SizedModel], int | None]:
+    """Return the GPUs of one node, and how many such nodes there are; None where they share the first.
+
+    Raises:
+        UserError: it is written otherwise, or its model is not in the catalogue.
+    """
+    match = _PART.match(part)
+    count, nodes = (int(match["count"] or 1), int(match["nodes"] or 1)) if match is not None else (0, 0)
+    if match is None or not count or not nodes:
+        raise UserError(f"`{part}`: write `model`, `model:count`, `model:countxnodes` or `host=16gib`")
+    return [_find_sized(match["model"].strip())] * count, None if match["nodes"] is None else nodes
 
 
 def written_devices(nodes: Sequence[Sequence[str]]) -> tuple[Device, ...]:
@@ -191,8 +199,7 @@ def written_devices(nodes: Sequence[Sequence[str]]) -> tuple[Device, ...]:
     return _written_devices([[(gpus[key], gpus[key].total_bytes) for key in keys] for keys in nodes])
 
 
-def _find_sized(text: str) -> tuple[catalog.GpuSpec, int | None]:
-    """A model and, for one that shares the host's memory (`m2-max-64gb`), the size of that memory in bytes."""
+def _find_sized(text: str) -> _SizedModel:
     sized = catalog.split_size(text)
     if sized is not None:
         gpu = catalog.catalog().gpus.get(sized[0])
@@ -202,15 +209,15 @@ def _find_sized(text: str) -> tuple[catalog.GpuSpec, int | None]:
     return gpu, gpu.total_bytes
 
 
-def _written_devices(nodes: list[list[tuple[catalog.GpuSpec, int | None]]]) -> tuple[Device, ...]:
+def _written_devices(nodes: list[list[_SizedModel]]) -> tuple[Device, ...]:
     return tuple(device for number, models in enumerate(nodes) for device in _written_node(number, models))
 
 
-def _written_node(node: int, models: list[tuple[catalog.GpuSpec, int | None]]) -> list[Device]:
+def _written_node(node: int, models: list[_SizedModel]) -> list[Device]:
     return [_written_device(node, number, models) for number in range(len(models))]
 
 
-def _written_device(node: int, number: int, models: list[tuple[catalog.GpuSpec, int | None]]) -> Device:
+def _written_device(node: int, number: int, models: list[_SizedModel]) -> Device:
     gpu, total_bytes = models[number]
     peers = tuple(other for other, (model, _) in enumerate(models) if model.key == gpu.key and other != number)
     wired = gpu.nvlink is not None and gpu.nvlink.form == "board" and bool(peers)

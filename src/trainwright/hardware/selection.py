@@ -23,21 +23,14 @@ def select_devices(inventory: Inventory, gpus: GpuRequest = "auto") -> tuple[Dev
         return inventory.usable
     if isinstance(gpus, int):
         return _first(inventory, gpus)
-    entries = [str(entry) for entry in (gpus.replace(",", " ").split() if isinstance(gpus, str) else gpus)]
     chosen: list[Device] = []
     problems: list[str] = []
-    for entry in entries:
+    for entry in gpus.replace(",", " ").split() if isinstance(gpus, str) else map(str, gpus):
         named = [device for device in inventory.devices if device.kind == "cuda" and _is_named(device, entry)]
-        if not named:
-            problems.append(f"`{entry}` names no GPU here")
-        elif not all(device.allowed for device in named):
-            problems.append(f"`{entry}` is hidden by CUDA_VISIBLE_DEVICES")
-        elif len(named) > len({device.node for device in named}):
-            problems.append(f"`{entry}` names {len(named)} GPUs: write more of the UUID")
-        elif named[0] in chosen:
-            problems.append(f"`{entry}` is there twice")
-        else:
+        if (problem := _problem_of(named, chosen)) is None:
             chosen += named
+        else:
+            problems.append(f"`{entry}` {problem}")
     if len(chosen) > 1 and any(device.mig is not None for device in chosen):
         problems.append("a process can use one MIG instance, and no other GPU beside it: name one")
     if problems or not chosen:
@@ -45,13 +38,24 @@ def select_devices(inventory: Inventory, gpus: GpuRequest = "auto") -> tuple[Dev
     return tuple(sorted(chosen, key=lambda device: device.node))
 
 
+def _problem_of(named: Sequence[Device], chosen: Sequence[Device]) -> str | None:
+    """Return why the devices that an entry names cannot join those that are chosen."""
+    if not named:
+        return "names no GPU here"
+    if not all(device.allowed for device in named):
+        return "is hidden by CUDA_VISIBLE_DEVICES"
+    if len(named) > len({device.node for device in named}):
+        return f"names {len(named)} GPUs: write more of the UUID"
+    return "is there twice" if named[0] in chosen else None
+
+
 def _first(inventory: Inventory, count: int) -> tuple[Device, ...]:
-    there = [device for device in inventory.usable if device.kind != "cpu"]
+    gpus = [device for device in inventory.usable if device.kind != "cpu"]
     if count < 1:
         raise UserError(f"{count} GPUs make no run: ask for 1 or more")
-    if count > len(there):
-        raise _missing(f"{count} GPUs asked for, {len(there)} can be used", inventory)
-    return tuple(there[:count])
+    if count > len(gpus):
+        raise _missing(f"{count} GPUs asked for, {len(gpus)} can be used", inventory)
+    return tuple(gpus[:count])
 
 
 def _is_named(device: Device, entry: str) -> bool:
@@ -61,8 +65,8 @@ def _is_named(device: Device, entry: str) -> bool:
 
 
 def _missing(message: str, inventory: Inventory, problems: Sequence[str] = ()) -> UserError:
-    there = [device.label for device in inventory.devices if device.kind != "cpu" and device.allowed]
-    hint = f"there are: {', '.join(there)}" if there else "there is no GPU that can be used; see `trainwright gpus`"
+    labels = [device.label for device in inventory.devices if device.kind != "cpu" and device.allowed]
+    hint = f"there are: {', '.join(labels)}" if labels else "there is no GPU that can be used; see `trainwright gpus`"
     return UserError(message, problems=problems, hints=[hint], exit_code=ExitCode.MISSING)
 
 

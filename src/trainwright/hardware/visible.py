@@ -40,16 +40,16 @@ def visible_devices(gpus: Sequence[VisibleGpu], value: str | None) -> Visible:
         return Visible((), notes=("CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU",))
     seen: list[str] = []
     for entry in (part.strip() for part in value.split(",")):
-        found = _find(gpus, entry, by_number=not value.lstrip().startswith(("GPU-", "MIG-")))
-        if found is None:
+        uuid = (_by_uuid if value.lstrip().startswith(("GPU-", "MIG-")) else _by_number)(gpus, entry)
+        if uuid is None:
             why = "is the end of the list" if entry == "-1" else "names no GPU here"
             cut = (f"CUDA_VISIBLE_DEVICES={value}: `{entry}` {why}, and CUDA stops reading there",)
             rest = _one_mig_instance(gpus, seen)
             return replace(rest, notes=cut + rest.notes)
-        if found in seen:
+        if uuid in seen:
             twice = f"CUDA_VISIBLE_DEVICES={value}: `{entry}` is there twice, and CUDA then sees no GPU"
             return Visible((), notes=(twice,))
-        seen.append(found)
+        seen.append(uuid)
     return _one_mig_instance(gpus, seen)
 
 
@@ -57,13 +57,16 @@ def _names(gpu: VisibleGpu) -> tuple[str, ...]:
     return (gpu.uuid,) if gpu.mig_uuids is None else gpu.mig_uuids
 
 
-def _find(gpus: Sequence[VisibleGpu], entry: str, *, by_number: bool) -> str | None:
-    if by_number:
-        # strtol, as CUDA and torch.cuda read it: `1abc` is 1, `abc` is no number.
-        number = re.match(r"\+?(\d+)", entry)
-        if number is None or int(number[1]) >= len(gpus):
-            return None
-        return next(iter(_names(gpus[int(number[1])])), None)
+def _by_number(gpus: Sequence[VisibleGpu], entry: str) -> str | None:
+    # strtol, as CUDA and torch.cuda read it: `1abc` is 1, `abc` is no number.
+    number = re.match(r"\+?(\d+)", entry)
+    if number is None or int(number[1]) >= len(gpus):
+        return None
+    return next(iter(_names(gpus[int(number[1])])), None)
+
+
+def _by_uuid(gpus: Sequence[VisibleGpu], entry: str) -> str | None:
+    """Return the GPU or MIG instance of a UUID, or of the beginning of one."""
     if entry.startswith("GPU-"):
         matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         return next(iter(_names(matches[0])), None) if len(matches) == 1 else None

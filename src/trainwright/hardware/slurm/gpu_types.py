@@ -41,20 +41,16 @@ def model_of(kind: str | None, features: Sequence[str], told: Mapping[str, str])
     """
     if kind is not None and kind in told:
         return GpuModel(key=told[kind], reason="as you say")
-    found = list(catalog.variants_of(kind)) if kind else []
-    used: list[str] = []
-    for feature in features:
-        value = re.split(r"[:=]", feature)[-1]
-        narrower = _narrowed(found, feature, value)
-        if narrower and (not found or len(narrower) < len(found)):
-            found = narrower
-            used.append(feature)
-    if not found:
+    of_type = catalog.variants_of(kind) if kind else ()
+    possible, used = _narrowed_by_all(of_type, features)
+    if not possible:
         return GpuModel(key=None, reason="not in the catalogue" if kind else "the cluster does not say which")
-    chosen = min(found, key=lambda gpu: gpu.total_bytes or 0)
-    named = f"the type {kind}" if kind and catalog.variants_of(kind) else "the node's features"
-    reason = named + (f" and the feature {', '.join(used)}" if used and named != "the node's features" else "")
-    others = tuple(gpu.key for gpu in found if gpu is not chosen)
+    chosen = min(possible, key=lambda gpu: gpu.total_bytes or 0)
+    if not of_type:
+        reason = "the node's features"
+    else:
+        reason = f"the type {kind}" + (f" and the feature {', '.join(used)}" if used else "")
+    others = tuple(gpu.key for gpu in possible if gpu is not chosen)
     return GpuModel(key=chosen.key, reason=reason, others=others, features=tuple(used))
 
 
@@ -105,6 +101,19 @@ def assumptions(cluster: Cluster, told: Mapping[str, str]) -> list[str]:
 def key_of(node: SlurmNode, kind: str | None, told: Mapping[str, str]) -> str | None:
     """Return the catalogue's key of a type on a node."""
     return model_of(kind, node.features, told).key
+
+
+def _narrowed_by_all(
+    of_type: Sequence[catalog.GpuSpec], features: Sequence[str]
+) -> tuple[Sequence[catalog.GpuSpec], list[str]]:
+    """Return the models that are left after every feature, and the features that ruled some out."""
+    possible, used = of_type, []
+    for feature in features:
+        narrower = _narrowed(possible, feature, re.split(r"[:=]", feature)[-1])
+        if narrower and (not possible or len(narrower) < len(possible)):
+            possible = narrower
+            used.append(feature)
+    return possible, used
 
 
 def _narrowed(found: Sequence[catalog.GpuSpec], feature: str, value: str) -> list[catalog.GpuSpec]:
