@@ -103,20 +103,22 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
+    origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
+        return any(_fits(value, one) for one in inner)
     if origin is Literal:
-        return isinstance(value, str) and value in get_args(hint)
+        return isinstance(value, str) and value in inner
+    if origin in (Mapping, dict):
+        return isinstance(value, dict) and _all_fit(value.values(), inner[1])
+    if origin is tuple:
+        return isinstance(value, list | tuple) and _all_fit(value, inner[0])
     if hint in (int, float):
         return (whole if hint is int else number)({"": value}, "") is not None
-    if origin is Mapping or origin is dict:
-        inner = get_args(hint)[1]
-        return isinstance(value, dict) and all(_fits(item, inner) for item in value.values())
-    if origin is tuple:
-        inner = get_args(hint)[0]
-        return isinstance(value, list | tuple) and all(_fits(item, inner) for item in value)
     return hint is Any or (value is None if hint is type(None) else isinstance(value, hint))
+
+
+def _all_fit(values: Iterable[Any], hint: Any) -> bool:
+    return all(_fits(value, hint) for value in values)
 
 
 def document(path: Path, missing: list[str]) -> dict[str, Any]:
