@@ -84,9 +84,9 @@ def compare(
 
 def measured_of_ranks(events: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """Return what each rank of the last attempt that came to its end measured of itself."""
-    told = [event for event in events if event.get("event") == "measured"]
-    last = told[-1].get("attempt") if told else None
-    of_ranks = {whole(event, "rank"): event for event in told if event.get("attempt") == last}
+    records = [event for event in events if event.get("event") == "measured"]
+    last = records[-1].get("attempt") if records else None
+    of_ranks = {whole(event, "rank"): event for event in records if event.get("attempt") == last}
     return {rank: event for rank, event in of_ranks.items() if rank is not None}
 
 
@@ -96,47 +96,33 @@ def _memory_of_ranks(
     memory, kind = mapping(estimate, "memory"), text(estimate, "memory_kind") or "estimate"
     parts = mapping(mapping(estimate, "host"), "rank_parts_bytes")
     host = sum(filter(None, (number(parts, name) for name in parts))) or None
+    figures = (
+        *((what, name, number(memory, name), kind) for name, what in _MEMORY.items()),
+        (
+            "memory allocated in evaluation, peak",
+            "evaluation_allocated_bytes",
+            number(memory, "evaluation_bytes"),
+            kind,
+        ),
+        ("host memory, peak", "resident_bytes", host, "estimate"),
+    )
     for rank in sorted({*measured, *samples.ranks}):
-        own = measured.get(rank, {})
-        sampled = _sampled(samples, rank)
-        for name, what in _MEMORY.items():
-            predicted, found = number(memory, name), number(own, name)
-            source = "events.jsonl"
-            if found is None:
-                found, source = sampled[name], "system.jsonl"
-            if predicted is not None or found is not None:
-                yield Compared(
-                    what=what,
-                    unit="bytes",
-                    rank=rank,
-                    predicted=predicted,
-                    kind=kind,
-                    measured=found,
-                    source=None if found is None else source,
-                )
-        evaluation = number(memory, "evaluation_bytes"), number(own, "evaluation_allocated_bytes")
-        if any(figure is not None for figure in evaluation):
+        own, sampled = measured.get(rank, {}), _sampled(samples, rank)
+        for what, name, predicted, of_kind in figures:
+            peak, source = _peak(own, sampled, name)
+            if predicted is None and peak is None:
+                continue
             yield Compared(
-                what="memory allocated in evaluation, peak",
-                unit="bytes",
-                rank=rank,
-                predicted=evaluation[0],
-                kind=kind,
-                measured=evaluation[1],
-                source=None if evaluation[1] is None else "events.jsonl",
+                what=what, unit="bytes", rank=rank, predicted=predicted, kind=of_kind, measured=peak, source=source
             )
-        resident = number(own, "resident_bytes")
-        source = "events.jsonl" if resident is not None else "system.jsonl"
-        resident = sampled["resident_bytes"] if resident is None else resident
-        if host is not None or resident is not None:
-            yield Compared(
-                what="host memory, peak",
-                unit="bytes",
-                rank=rank,
-                predicted=host,
-                measured=resident,
-                source=None if resident is None else source,
-            )
+
+
+def _peak(own: Mapping[str, Any], sampled: Mapping[str, float | None], name: str) -> tuple[float | None, str | None]:
+    """Return what a rank measured of itself, else what the samples saw, and where that is from."""
+    if (peak := number(own, name)) is not None:
+        return peak, "events.jsonl"
+    peak = sampled.get(name)
+    return peak, None if peak is None else "system.jsonl"
 
 
 def _sampled(samples: SystemCurves, rank: int) -> dict[str, float | None]:

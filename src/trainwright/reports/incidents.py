@@ -32,13 +32,38 @@ class Incident:
 
 @dataclass
 class _Alarm:
-    what: str
-    advice: str
+    """All alerts of a rule on the same thing."""
+
     severity: str
     first_s: float
-    since_s: float | None
+    what: str = ""
+    advice: str = ""
+    since_s: float | None = None
+    """None while it does not stand."""
     times: int = 0
     lasted_s: float = 0.0
+
+    def fire(self, alert: Mapping[str, Any], since_s: float) -> None:
+        """Take an alert that was raised."""
+        self.what, self.advice = text(alert, "what") or str(text(alert, "rule")), text(alert, "advice") or ""
+        self.since_s, self.times = since_s, self.times + 1
+
+    def clear(self, time_s: float) -> None:
+        """Take that it passed, if it stood."""
+        if self.since_s is not None:
+            self.lasted_s += time_s - self.since_s
+            self.since_s = None
+
+    def incident(self, until_s: float | None) -> Incident:
+        """Return it as one incident; `until_s` is the end of the run, for one that still stands."""
+        lasted_s, ended = self.lasted_s, ""
+        if self.since_s is not None:
+            ended = ", still at the end"
+            lasted_s += 0.0 if until_s is None else max(0.0, until_s - self.since_s)
+        times = "once" if self.times == 1 else f"{self.times:,} times"
+        lines = tuple(line for line in (f"{times}, {lasted_s:,.0f} s in all{ended}", self.advice) if line)
+        word = "alert" if self.severity == "warning" else "note"
+        return Incident(what=f"{word}: {self.what}", time_s=self.first_s, lines=lines, bad=word == "alert")
 
 
 def incidents(events: Sequence[Mapping[str, Any]], attempts: Iterable[Attempt], steps: Steps) -> Iterator[Incident]:
@@ -114,7 +139,7 @@ def _less_memory(event: Mapping[str, Any]) -> Incident:
 
 def alarms(folder: RunFolder, until_s: float | None) -> Iterator[Incident]:
     """Yield what the sampler raised alerts about, one incident for all alerts of a rule on the same thing."""
-    found: dict[tuple[str | None, ...], _Alarm] = {}
+    raised: dict[tuple[str | None, ...], _Alarm] = {}
     for path in sorted(folder.path.glob("alerts*.jsonl")):
         for alert in records.read(path):
             time_s = number(alert, "time_s")
@@ -123,21 +148,8 @@ def alarms(folder: RunFolder, until_s: float | None) -> Iterator[Incident]:
             key = tuple(text(alert, name) for name in ("node", "rule", "subject"))
             if alert.get("state") == "fired":
                 since_s = number(alert, "since_s") or time_s
-                severity = text(alert, "severity") or "warning"
-                alarm = found.setdefault(key, _Alarm("", "", severity, since_s, None))
-                alarm.what, alarm.advice = text(alert, "what") or str(key[1]), text(alert, "advice") or ""
-                alarm.since_s, alarm.times = since_s, alarm.times + 1
-            elif key in found and found[key].since_s is not None:
-                found[key].lasted_s += time_s - (found[key].since_s or time_s)
-                found[key].since_s = None
-    for alarm in sorted(found.values(), key=lambda alarm: alarm.first_s):
-        stood_to_the_end = alarm.since_s is not None
-        lasted_s = alarm.lasted_s
-        if alarm.since_s is not None and until_s is not None:
-            lasted_s += max(0.0, until_s - alarm.since_s)
-        times = "once" if alarm.times == 1 else f"{alarm.times:,} times"
-        ended = ", still at the end" if stood_to_the_end else ""
-        how_long = f"{times}, {lasted_s:,.0f} s in all{ended}"
-        word = "alert" if alarm.severity == "warning" else "note"
-        lines = tuple(line for line in (how_long, alarm.advice) if line)
-        yield Incident(what=f"{word}: {alarm.what}", time_s=alarm.first_s, lines=lines, bad=word == "alert")
+                alarm = raised.setdefault(key, _Alarm(text(alert, "severity") or "warning", since_s))
+                alarm.fire(alert, since_s)
+            elif key in raised:
+                raised[key].clear(time_s)
+    yield from (alarm.incident(until_s) for alarm in sorted(raised.values(), key=lambda alarm: alarm.first_s))

@@ -56,15 +56,11 @@ class Steps:
 
     def _add_steps(self, batch: Sequence[dict[str, Any]]) -> None:
         """Take steps of one attempt that follow each other."""
-        first, before = batch[0]["step"], self._step
-        if before is not None and first <= before:
-            self.done_again += before - first + 1
-            for curve in self.curves.values():
-                curve.rewind(first)
+        self._go_back_to(batch[0]["step"])
         self.last, self._step = batch[-1], batch[-1]["step"]
-        found = {name: column(batch, name) for name in FIGURES}
+        columns = {name: column(batch, name) for name in FIGURES}
         numbers = [record["step"] for record in batch]
-        for name, values in found.items():
+        for name, values in columns.items():
             at = [step for step, value in zip(numbers, values, strict=True) if value is not None]
             self.curves[name].extend(at, [value for value in values if value is not None])
         lost = [record["step"] for record in batch if "loss" in record and record["loss"] is None]
@@ -72,7 +68,17 @@ class Steps:
         attempt = whole(batch[0], "attempt")
         warm_up = 0 if attempt in self._attempts else 1
         self._attempts.add(attempt)
-        for step_s, rate in zip(found["step_s"][warm_up:], found["tokens_per_s"][warm_up:], strict=True):
+        self._add_pace(columns["step_s"][warm_up:], columns["tokens_per_s"][warm_up:])
+
+    def _go_back_to(self, first: int) -> None:
+        """Forget the steps that are done again from here on."""
+        if self._step is not None and first <= self._step:
+            self.done_again += self._step - first + 1
+            for curve in self.curves.values():
+                curve.rewind(first)
+
+    def _add_pace(self, steps_s: Sequence[float | None], rates: Sequence[float | None]) -> None:
+        for step_s, rate in zip(steps_s, rates, strict=True):
             if step_s is not None:
                 self.warm_step_s.append(step_s)
                 if rate is not None:
