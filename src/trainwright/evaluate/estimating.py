@@ -86,13 +86,7 @@ def estimate_process(
             f"the decision process cannot be estimated: none of {success.n} retrievals succeeded",
             hints=["set more questions aside: calibration.questions", "look at the corpus and at retrieval.success"],
         )
-    repeats = [
-        now - before_it
-        for course in courses
-        for (known, before_it), (known_now, now) in itertools.pairwise(course)
-        if known == known_now
-    ]
-    again = sum(repeats) / len(repeats) if repeats else 0.0
+    again = _gain_of_asking_again(courses)
     process = dataclasses.replace(
         assumed,
         p_s=success.value,
@@ -112,6 +106,17 @@ def _course(record: Record, question: Question) -> list[tuple[int, bool]]:
         else:
             course.append((successes, score(question, step["response"]).is_correct))
     return course
+
+
+def _gain_of_asking_again(courses: Iterable[Sequence[tuple[int, bool]]]) -> float:
+    """Return the mean change from one reasoning to the next where no retrieval succeeded in between."""
+    changes = [
+        is_right - was_right
+        for course in courses
+        for (known, was_right), (known_now, is_right) in itertools.pairwise(course)
+        if known == known_now
+    ]
+    return sum(changes) / len(changes) if changes else 0.0
 
 
 def _until_success(record: Record) -> Iterator[bool]:

@@ -62,9 +62,9 @@ def read_questions(
     files = [file for path in paths for file in _files(path)]
     sets = [_read_file(file, first_choice, fields or {}, suffix) for file in files]
     read = QuestionSet(
-        tuple(question for found in sets for question in found.questions),
-        tuple(question for found in sets for question in found.unusable),
-        tuple(remark for found in sets for remark in found.remarks),
+        tuple(question for of_file in sets for question in of_file.questions),
+        tuple(question for of_file in sets for question in of_file.unusable),
+        tuple(remark for of_file in sets for remark in of_file.remarks),
     )
     if repeated := [name for name, count in Counter(asked.id for asked in read.everything).items() if count > 1]:
         raise UserError(
@@ -88,6 +88,32 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path, first_choice: int | None, fields: Mapping[str, str], suffix: str | None) -> QuestionSet:
+    drafts = _drafts(path, fields, suffix)
+    first = _first_choice(path, drafts, first_choice)
+    usual = Counter(len(draft.choices) for draft in drafts if draft.choices).most_common(1)
+    usual_choices = usual[0][0] if usual else 0
+    questions: list[Question] = []
+    unusable: list[Question] = []
+    remarks: list[Remark] = []
+    for draft in drafts:
+        question, trouble = _question(draft, first if draft.first is None else draft.first)
+        (unusable if trouble else questions).append(question)
+        notes = [f"{trouble}; not asked"] if trouble else _oddities(draft, usual_choices)
+        remarks += [Remark(question.id, f"{path.name}:{draft.line}", note) for note in notes]
+    return QuestionSet(tuple(questions), tuple(unusable), tuple(remarks))
+
+
+def _oddities(draft: _Draft, usual_choices: int) -> list[str]:
+    """Return what is odd about a question that is asked nevertheless."""
+    choices, oddities = draft.choices or (), []
+    if choices and len(choices) != usual_choices:
+        oddities.append(f"{len(choices)} choices, not {usual_choices}; asked")
+    if len(set(choices)) < len(choices):
+        oddities.append("two of its choices are the same; asked")
+    return oddities
+
+
+def _drafts(path: Path, fields: Mapping[str, str], suffix: str | None) -> list[_Draft]:
     drafts: list[_Draft] = []
     problems = []
     for line, content in read_rows(path, suffix):
@@ -105,23 +131,7 @@ def _read_file(path: Path, first_choice: int | None, fields: Mapping[str, str], 
         raise refused(path, problems)
     if not drafts:
         raise UserError(f"{path} holds no questions")
-    first = _first_choice(path, drafts, first_choice)
-    usual = Counter(len(draft.choices) for draft in drafts if draft.choices).most_common(1)
-    questions: list[Question] = []
-    unusable: list[Question] = []
-    remarks: list[Remark] = []
-    for draft in drafts:
-        question, trouble = _question(draft, first if draft.first is None else draft.first)
-        where = f"{path.name}:{draft.line}"
-        (unusable if trouble else questions).append(question)
-        if trouble:
-            remarks.append(Remark(question.id, where, f"{trouble}; not asked"))
-            continue
-        if draft.choices and len(draft.choices) != usual[0][0]:
-            remarks.append(Remark(question.id, where, f"{len(draft.choices)} choices, not {usual[0][0]}; asked"))
-        if draft.choices and len(set(draft.choices)) < len(draft.choices):
-            remarks.append(Remark(question.id, where, "two of its choices are the same; asked"))
-    return QuestionSet(tuple(questions), tuple(unusable), tuple(remarks))
+    return drafts
 
 
 def _question(draft: _Draft, first: int) -> tuple[Question, str | None]:
@@ -173,14 +183,22 @@ def _draft(path: Path, row: Row) -> _Draft:
     line, content = row
     stem = path.name.partition(".")[0]
     if isinstance(content, list):
-        if len(content) != 3:
-            raise ValueError(f"a list of {len(content)} items, not of question, choices and answer")
-        text, choices, answer = content
-        texts, labels = _choices(choices)
-        difficulty = ORAN_DIFFICULTIES.get(stem)
-        return _Draft(line, f"{stem}-{line}", _text(text), texts, labels, answer, difficulty, (), None, 1)
-    if not isinstance(content, dict):
-        raise ValueError(f"a {type(content).__name__}, not an object with question and answer")
+        return _draft_of_oran_line(stem, line, content)
+    if isinstance(content, dict):
+        return _draft_of_object(stem, line, content)
+    raise ValueError(f"a {type(content).__name__}, not an object with question and answer")
+
+
+def _draft_of_oran_line(stem: str, line: int, content: list[Any]) -> _Draft:
+    if len(content) != 3:
+        raise ValueError(f"a list of {len(content)} items, not of question, choices and answer")
+    text, choices, answer = content
+    texts, labels = _choices(choices)
+    difficulty = ORAN_DIFFICULTIES.get(stem)
+    return _Draft(line, f"{stem}-{line}", _text(text), texts, labels, answer, difficulty, (), None, 1)
+
+
+def _draft_of_object(stem: str, line: int, content: dict[str, Any]) -> _Draft:
     present = {key: value for key, value in content.items() if value is not None}
     choices, labels = _choices_of(present)
     # lm-eval counts `gold` from 0, which Python lists made the custom.

@@ -28,19 +28,23 @@ def select(questions: Sequence[Question], *, n: int | None, difficulty: str, see
     available = sum(map(len, strata.values()))
     if n is not None and n < 1:
         raise UserError(f"{n} questions cannot be asked", hints=["ask for 1 or more, or leave the number out for all"])
-    if (n is not None and n > available) or not available:
-        counts = Counter(question.difficulty or "without difficulty" for question in questions)
-        raise UserError(
-            f"{'all' if n is None else n} {difficulty} questions were asked for, and there are {available:,}",
-            problems=[f"{name}: {count:,}" for name, count in counts.items()],
-            hints=[f"ask for at most {available:,}" if available else f"difficulty={MIXED} takes them all"],
-        )
+    if not available or (n or 0) > available:
+        raise _too_few(questions, n, difficulty, available)
     chosen: list[int] = []
     shares = _shares({name: len(indices) for name, indices in strata.items()}, available if n is None else n)
     for name, indices in strata.items():
         random.Random(f"{seed}/{name}").shuffle(indices)
         chosen += indices[: shares[name]]
     return [questions[index] for index in sorted(chosen)]
+
+
+def _too_few(questions: Sequence[Question], n: int | None, difficulty: str, available: int) -> UserError:
+    counts = Counter(question.difficulty or "without difficulty" for question in questions)
+    return UserError(
+        f"{'all' if n is None else n} {difficulty} questions were asked for, and there are {available:,}",
+        problems=[f"{name}: {count:,}" for name, count in counts.items()],
+        hints=[f"ask for at most {available:,}" if available else f"difficulty={MIXED} takes them all"],
+    )
 
 
 def _shares(sizes: dict[str | None, int], n: int) -> dict[str | None, int]:
