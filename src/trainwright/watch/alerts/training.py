@@ -87,6 +87,19 @@ class _Window:
     compute_s: float | None = None
     data_pct: float | None = None
 
+    def is_over(self, rank: RankSample) -> bool:
+        """Say whether the rank has done the steps of a window since it began."""
+        return (rank.steps_total or 0) - self.steps >= RANK_WINDOW_STEPS
+
+    def close(self, rank: RankSample) -> None:
+        """Reckon where the time went, and begin the next window."""
+        now = rank.sections_s_total or {}
+        spent_s = {name: now.get(name, 0.0) - self.sections_s.get(name, 0.0) for name in STEP_SECTIONS}
+        steps, all_s = (rank.steps_total or 0) - self.steps, sum(spent_s.values())
+        self.compute_s = sum(spent_s[name] for name in COMPUTE) / steps
+        self.data_pct = 100 * spent_s["data"] / all_s if all_s > 0 else None
+        self.steps, self.sections_s = rank.steps_total or 0, now
+
 
 class RankPace:
     """Which rank holds up the others, and which waits for data, from the ranks' own counters."""
@@ -96,19 +109,25 @@ class RankPace:
 
     def update(self, ranks: Sequence[RankSample]) -> None:
         """Take in where the ranks are; a window ends when every rank has done its steps."""
-        known = [rank for rank in ranks if rank.steps_total is not None and rank.sections_s_total]
-        for rank in known:
-            if rank.rank not in self._windows and rank.steps_total:
-                self._windows[rank.rank] = _Window(rank.steps_total, rank.sections_s_total or {}, deque(maxlen=2))
-        windows = [(rank, self._windows[rank.rank]) for rank in known if rank.rank in self._windows]
-        if not windows or any((rank.steps_total or 0) - window.steps < RANK_WINDOW_STEPS for rank, window in windows):
+        windows = self._windows_of([r for r in ranks if r.steps_total is not None and r.sections_s_total])
+        if not windows or not all(window.is_over(rank) for rank, window in windows):
             return
         for rank, window in windows:
-            _close(window, rank)
+            window.close(rank)
         fastest_s = min(window.compute_s or 0.0 for _, window in windows)
         for _, window in windows:
             if window.compute_s:
                 window.scores.append(fastest_s / window.compute_s)
+
+    def _windows_of(self, ranks: Iterable[RankSample]) -> list[tuple[RankSample, _Window]]:
+        """Return each rank with its window; a rank that has none yet gets one with its first step."""
+        windows = []
+        for rank in ranks:
+            if rank.rank not in self._windows and rank.steps_total:
+                self._windows[rank.rank] = _Window(rank.steps_total, rank.sections_s_total or {}, deque(maxlen=2))
+            if rank.rank in self._windows:
+                windows.append((rank, self._windows[rank.rank]))
+        return windows
 
     def conditions(self, limits: AlertsSection) -> Iterator[Condition]:
         """Yield what the last windows say."""
@@ -136,15 +155,6 @@ class RankPace:
                     what=f"rank {rank} waits for data {window.data_pct:.0f} % of a step",
                     advice="put the data on a faster disk, or give the process more cores",
                 )
-
-
-def _close(window: _Window, rank: RankSample) -> None:
-    now = rank.sections_s_total or {}
-    spent_s = {name: now.get(name, 0.0) - window.sections_s.get(name, 0.0) for name in STEP_SECTIONS}
-    steps, all_s = (rank.steps_total or 0) - window.steps, sum(spent_s.values())
-    window.compute_s = sum(spent_s[name] for name in COMPUTE) / steps
-    window.data_pct = 100 * spent_s["data"] / all_s if all_s > 0 else None
-    window.steps, window.sections_s = rank.steps_total or 0, now
 
 
 def alive_conditions(ranks: Sequence[RankSample], now_s: float) -> Iterator[Condition]:
