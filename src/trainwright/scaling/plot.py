@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainwright.errors import UserError, not_installed
-from trainwright.scaling.scaling_run import Scaling
+from trainwright.scaling.scaling_run import Scaling, ScalingCurve
 from trainwright.scaling.scaling_text import claim_beside
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def require_plottable(path: Path) -> None:
@@ -25,7 +29,7 @@ def require_plottable(path: Path) -> None:
         raise not_installed("the plot", "matplotlib", extra="report", instead="leave out --plot: the table has it all")
 
 
-def plot(found: Scaling, path: Path) -> None:
+def plot(scaling: Scaling, path: Path) -> None:
     """Draw what was measured with the middle half of its steps; estimates are dashed, the guide's claims grey."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -33,22 +37,14 @@ def plot(found: Scaling, path: Path) -> None:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasSVG(figure)
-    axes = figure.add_subplot(xlabel=f"{found.there.noun}s", ylabel="speed-up, with the middle half of the steps")
-    axes.set_title(f"{found.job} on {found.there}", parse_math=False, wrap=True)
-    measured = {grown.point.count: grown for curve in found.curves for grown in curve.grown}
+    axes = figure.add_subplot(xlabel=f"{scaling.there.noun}s", ylabel="speed-up, with the middle half of the steps")
+    axes.set_title(f"{scaling.job} on {scaling.there}", parse_math=False, wrap=True)
+    measured = {grown.point.count: grown for curve in scaling.curves for grown in curve.grown}
     counts = sorted(measured)
     base = measured[counts[0]].base
     axes.plot(counts, [count / base for count in counts], color="black", lw=1, label="ideal")
-    for curve, marker in zip(found.curves, "os", strict=False):
-        at = [grown.point.count for grown in curve.grown]
-        low = [grown.speed_up - grown.worth.low / grown.base for grown in curve.grown]
-        high = [grown.worth.high / grown.base - grown.speed_up for grown in curve.grown]
-        speeds = [grown.speed_up for grown in curve.grown]
-        axes.errorbar(at, speeds, yerr=(low, high), marker=marker, capsize=3, label=f"{curve.mode} (measured)")
-        estimated = [(grown.point.count, grown.estimated_speed_up) for grown in curve.grown]
-        known = [(count, speed) for count, speed in estimated if speed is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), ls="--", marker=marker, mfc="none", label=f"{curve.mode} (estimate)")
+    for curve, marker in zip(scaling.curves, "os", strict=False):
+        _draw_curve(axes, curve, marker)
     claims = {count: claim for count in counts if (claim := claim_beside(measured[count])) is not None}
     if claims:
         ends = [claim.speed_up for claim in claims.values()]
@@ -59,3 +55,15 @@ def plot(found: Scaling, path: Path) -> None:
     # Text stays text, which matplotlib escapes; no date, so that the same figures make the same file.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trainwright"}):
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _draw_curve(axes: Axes, curve: ScalingCurve, marker: str) -> None:
+    at = [grown.point.count for grown in curve.grown]
+    low = [grown.speed_up - grown.worth.low / grown.base for grown in curve.grown]
+    high = [grown.worth.high / grown.base - grown.speed_up for grown in curve.grown]
+    speeds = [grown.speed_up for grown in curve.grown]
+    axes.errorbar(at, speeds, yerr=(low, high), marker=marker, capsize=3, label=f"{curve.mode} (measured)")
+    estimated = [(grown.point.count, grown.estimated_speed_up) for grown in curve.grown]
+    known = [(count, speed) for count, speed in estimated if speed is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), ls="--", marker=marker, mfc="none", label=f"{curve.mode} (estimate)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -116,15 +116,15 @@ class WorkerProbes:
         kills_before = kernel_kills()
         processes = self._start_ranks(self._folder, layout, attempt)
         ended_by = self._watch.follow(processes)
-        found = self._found(layout, attempt, wanted["timed_samples"])
+        outcome = self._outcome(layout, attempt, wanted["timed_samples"])
         if ended_by is None and (failures := processes.failures(self._folder.attempt_dir(attempt))):
-            return self._failed(found, cause_of(failures), attempt, sizes, kernel_kills() > kills_before)
+            return self._failed(outcome, cause_of(failures), attempt, sizes, kernel_kills() > kills_before)
         if ended_by is None:
-            return found
+            return outcome
         at = self._under_way(attempt, range(layout.ranks), sizes)
         if ended_by.startswith(HOST_MEMORY):
-            return dataclasses.replace(found, too_large=at, why=ended_by)
-        return dataclasses.replace(found, lost_at=at, why=ended_by)
+            return dataclasses.replace(outcome, too_large=at, why=ended_by)
+        return dataclasses.replace(outcome, lost_at=at, why=ended_by)
 
     def _wanted(self, layout: Layout, sizes: Sequence[int], evaluations: Sequence[int]) -> dict[str, Any]:
         left = host_left_bytes() or 0
@@ -138,32 +138,18 @@ class WorkerProbes:
             "host_bytes": max(0, left - self._watch.host_free_bytes) // layout.ranks,
         }
 
-    def _found(self, layout: Layout, attempt: int, timed_samples: int) -> ProbeOutcome:
+    def _outcome(self, layout: Layout, attempt: int, timed_samples: int) -> ProbeOutcome:
         """Return what all ranks went through: the most memory of any, and the time of the slowest."""
-        ranks = [self._lines(attempt, rank) for rank in range(layout.ranks)]
-        measured = [[line for line in lines if line["what"] == "measured"] for lines in ranks]
+        ranks = range(layout.ranks)
+        measured = [self._lines(attempt, rank, "measured") for rank in ranks]
         sizes = set.intersection(*({line["micro_batch_size"] for line in lines} for lines in measured))
         rungs, steps = [], 0
         for size in sorted(sizes):
             rounds = [[line for line in lines if line["micro_batch_size"] == size] for lines in measured]
-            of_ranks = [min(lines, key=lambda line: line["step_s"]) for lines in rounds]
-            self.longest = of_ranks[0]["longest"]
+            self.longest = rounds[0][0]["longest"]
             steps += 1 + sum(line["timed_steps"] for line in rounds[0])
-            passes = -(-timed_samples // (size * layout.ranks))
-            fullest = max(of_ranks, key=lambda line: line["needed_bytes"] / max(1, line["capacity_bytes"]))
-            slowest = max(of_ranks, key=lambda line: line["step_s"])
-            rungs.append(
-                Rung(
-                    micro_batch_size=size,
-                    needed_bytes=fullest["needed_bytes"],
-                    capacity_bytes=fullest["capacity_bytes"],
-                    pass_s=(slowest["step_s"] - slowest["once_s"]) / passes,
-                    once_s=slowest["once_s"],
-                    rounds=min(map(len, rounds)),
-                    spread=max(line["spread"] for lines in rounds for line in lines),
-                )
-            )
-        evaluated = [{line["batch_size"] for line in lines if line["what"] == "evaluated"} for lines in ranks]
+            rungs.append(_rung(size, rounds, passes=-(-timed_samples // (size * layout.ranks))))
+        evaluated = [{line["batch_size"] for line in self._lines(attempt, rank, "evaluated")} for rank in ranks]
         return ProbeOutcome(
             rungs=tuple(rungs),
             evaluated=tuple(sorted(set.intersection(*evaluated))),
@@ -171,31 +157,46 @@ class WorkerProbes:
         )
 
     def _failed(
-        self, found: ProbeOutcome, cause: Failure, attempt: int, sizes: Sequence[int], killed_by_kernel: bool
+        self, outcome: ProbeOutcome, cause: Failure, attempt: int, sizes: Sequence[int], killed_by_kernel: bool
     ) -> ProbeOutcome:
         at = self._under_way(attempt, [cause.rank], sizes)
         if cause.out_of_memory_in == "training":
-            return dataclasses.replace(found, too_large=at, why=cause.text)
+            return dataclasses.replace(outcome, too_large=at, why=cause.text)
         if cause.out_of_memory_in == "evaluation":
-            tried = max(found.evaluated, default=0)
+            tried = max(outcome.evaluated, default=0)
             step = sizes[-1] if self._job.eval.batch_size == "auto" else self._job.eval.batch_size
-            return dataclasses.replace(found, evaluation_too_large=tried + step, why=cause.text)
+            return dataclasses.replace(outcome, evaluation_too_large=tried + step, why=cause.text)
         if cause.signal_name == "SIGKILL" and killed_by_kernel:
-            return dataclasses.replace(found, too_large=at, why=f"{HOST_MEMORY}: the kernel killed rank {cause.rank}")
+            return dataclasses.replace(outcome, too_large=at, why=f"{HOST_MEMORY}: the kernel killed rank {cause.rank}")
         if cause.killed:
-            return dataclasses.replace(found, lost_at=at, why=cause.describe())
+            return dataclasses.replace(outcome, lost_at=at, why=cause.describe())
         code = ExitCode(cause.exit_code) if cause.exit_code in set(ExitCode) else ExitCode.FAILED
         raise UserError(f"a probe failed: {cause.describe()}", exit_code=code)
 
     def _under_way(self, attempt: int, ranks: Sequence[int], sizes: Sequence[int]) -> int:
         """Return the micro-batch that the furthest of some ranks had begun."""
-        begun = [
-            line["micro_batch_size"] for rank in ranks for line in self._lines(attempt, rank) if line["what"] == "began"
-        ]
+        begun = [line["micro_batch_size"] for rank in ranks for line in self._lines(attempt, rank, "began")]
         return max(begun, default=sizes[0])
 
-    def _lines(self, attempt: int, rank: int) -> list[dict[str, Any]]:
-        return list(read(self._folder.attempt_dir(attempt) / f"rank_{rank}.probe.jsonl"))
+    def _lines(self, attempt: int, rank: int, what: str) -> list[dict[str, Any]]:
+        lines = read(self._folder.attempt_dir(attempt) / f"rank_{rank}.probe.jsonl")
+        return [line for line in lines if line["what"] == what]
+
+
+def _rung(size: int, rounds: Sequence[Sequence[Mapping[str, Any]]], *, passes: int) -> Rung:
+    """Return the figures of a micro-batch from the rounds of each rank, of which the shortest counts."""
+    of_ranks = [min(lines, key=lambda line: line["step_s"]) for lines in rounds]
+    fullest = max(of_ranks, key=lambda line: line["needed_bytes"] / max(1, line["capacity_bytes"]))
+    slowest = max(of_ranks, key=lambda line: line["step_s"])
+    return Rung(
+        micro_batch_size=size,
+        needed_bytes=fullest["needed_bytes"],
+        capacity_bytes=fullest["capacity_bytes"],
+        pass_s=(slowest["step_s"] - slowest["once_s"]) / passes,
+        once_s=slowest["once_s"],
+        rounds=min(map(len, rounds)),
+        spread=max(line["spread"] for lines in rounds for line in lines),
+    )
 
 
 def evaluations_for(job: Job, largest: int, evaluated: int | None, too_large: int | None) -> tuple[int, ...]:

@@ -166,16 +166,20 @@ class ProbeSearch:
             return ()
         shares = {size: share for size in unknown if (share := self._share_of_memory(size)) is not None}
         if shares:
-            within = [size for size in unknown if shares[size] <= 1]
-            if not within:
-                return ()
-            near = [max((size for size in within if shares[size] <= most), default=None) for most in SHARES]
-            half_way = min(within, key=lambda size: abs(size - math.sqrt(max(low, 1) * within[-1])))
-            wanted = dict.fromkeys([within[-1], *(size for size in reversed(near) if size is not None), half_way])
-            return tuple(sorted(list(wanted)[: self._at_once]))
+            return self._at_the_levels(low, {size: share for size, share in shares.items() if share <= 1})
         if self.too_large is None:
             return self._grown(low, unknown)
         return tuple(unknown[len(unknown) // 2 :][:1]) if self._at_once == 1 else _spread(unknown, self._at_once)
+
+    def _at_the_levels(self, low: int, shares: dict[int, float]) -> tuple[int, ...]:
+        """Of those that may fit, by their shares of memory: the largest, one near each level, and one half way."""
+        if not shares:
+            return ()
+        largest = max(shares)
+        near = [max((size for size, share in shares.items() if share <= most), default=None) for most in SHARES]
+        half_way = min(shares, key=lambda size: abs(size - math.sqrt(max(low, 1) * largest)))
+        wanted = dict.fromkeys([largest, *(size for size in reversed(near) if size is not None), half_way])
+        return tuple(sorted(list(wanted)[: self._at_once]))
 
     def _grown(self, low: int, unknown: Sequence[int]) -> tuple[int, ...]:
         grown: list[int] = []

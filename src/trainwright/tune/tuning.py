@@ -216,20 +216,23 @@ def levels_of(points: Sequence[MeasuredMicroBatch], *, limited: bool) -> dict[st
 
     Where memory is not known a level is a part of the largest that ran, or, if none was too large, all of it.
     """
-    by_memory = all(point.used_share is not None for point in points)
-    largest = points[-1].micro_batch_size
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for level in LEVELS[:-1]:
-        if by_memory:
-            within = [point for point in points if (point.used_share or 0.0) <= USE_UP_TO[level]]
-        elif limited:
-            within = [point for point in points if point.micro_batch_size <= OF_THE_LARGEST[level] * largest]
-        else:
-            within = list(points)
-        found[level] = (within or points[:1])[-1].micro_batch_size
-        if level == "recommended" and all(point.step_s is not None for point in within) and within:
-            found[level] = min(within, key=lambda point: point.step_s or 0.0).micro_batch_size
-    return {**found, "extreme": largest}
+        within = _within_level(level, points, limited)
+        chosen = (within or points[:1])[-1]
+        if level == "recommended" and within and all(point.step_s is not None for point in within):
+            chosen = min(within, key=lambda point: point.step_s or 0.0)
+        sizes[level] = chosen.micro_batch_size
+    return {**sizes, "extreme": points[-1].micro_batch_size}
+
+
+def _within_level(level: str, points: Sequence[MeasuredMicroBatch], limited: bool) -> list[MeasuredMicroBatch]:
+    if all(point.used_share is not None for point in points):
+        return [point for point in points if (point.used_share or 0.0) <= USE_UP_TO[level]]
+    if limited:
+        largest = points[-1].micro_batch_size
+        return [point for point in points if point.micro_batch_size <= OF_THE_LARGEST[level] * largest]
+    return list(points)
 
 
 def _write(path: Path, answer: TuningResult) -> None:
