@@ -28,8 +28,7 @@ import psutil
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append, read
 from trainwright.runs.writing import write_json_atomic
-from trainwright.watch.sample_file import SampleFile
-from trainwright.watch.sampler import PERIOD_S
+from trainwright.watch.sampler import PERIOD_S, SampleFile
 from trainwright.watch.samples import GpuProcess, GpuSample, HostSample, RankSample, Sample
 
 RESULTS = Path(__file__).parent / "results" / "watch_overhead.json"

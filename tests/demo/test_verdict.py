@@ -9,7 +9,7 @@ import pytest
 
 from trainwright.demo import tour
 from trainwright.demo.files import DemoFolder
-from trainwright.demo.scoring import Answer, exact_match
+from trainwright.demo.tour import Answer, exact_match
 from trainwright.errors import ExitCode
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from trainwright.doctor.after import diagnose
-from trainwright.doctor.finding import HEALTHY, UNDETERMINED, Finding
+from trainwright.doctor.finding import HEALTHY, UNDETERMINED, Finding, diagnosis_lines
 from trainwright.doctor.losses import Losses, course_of
-from trainwright.doctor.show import diagnosis_lines
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB "

@@ -9,12 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from trainwright.evaluate.episode import Episode
+from trainwright.evaluate.episode import Episode, luck
 from trainwright.evaluate.mdp import PRESETS, Action
 from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.results import Lines
-from trainwright.evaluate.seeded_draw import luck
 
 
 def answered(name: str) -> dict[str, object]:

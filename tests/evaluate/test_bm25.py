@@ -15,8 +15,7 @@ import pytest
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.questions.question import Question
-from trainwright.evaluate.retrieval.bm25 import K1, B, open_index
-from trainwright.evaluate.retrieval.coverage import Coverage
+from trainwright.evaluate.retrieval.bm25 import K1, B, Coverage, open_index
 from trainwright.evaluate.retrieval.passages import Chunking
 
 NAMES = ["mara", "ivo", "lena", "otto", "nils", "rosa", "emil", "hugo"]

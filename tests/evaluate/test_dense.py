@@ -13,9 +13,8 @@ from evaluations import results, run, write_benchmark
 from trainwright.errors import ExitCode, UserError
 from trainwright.evaluate.eval_config import load_evaluation
 from trainwright.evaluate.retrieval import dense
-from trainwright.evaluate.retrieval.fusion import reciprocal_rank_fusion
 from trainwright.evaluate.retrieval.passages import Chunking, Passage
-from trainwright.evaluate.retrieval.retriever import PassageQuery, open_retriever, prepare
+from trainwright.evaluate.retrieval.retriever import PassageQuery, open_retriever, prepare, reciprocal_rank_fusion
 
 WORDS = ["mara", "ivo", "lena", "otto", "paints", "sells", "repairs", "boats", "bread", "clocks", "apples", "chairs"]
 TEXTS = [

@@ -13,7 +13,7 @@ from typing import Any
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.writing import write_json_atomic
-from trainwright.watch.sample_file import SampleFile
+from trainwright.watch.sampler import SampleFile
 from trainwright.watch.samples import GpuSample, HostSample, RankSample, Sample
 
 GIB = 2**30

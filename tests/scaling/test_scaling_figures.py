@@ -25,8 +25,7 @@ from trainwright.scaling.claims import CLAIMS
 from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
 from trainwright.scaling.figures import Growth, ScalingPoint, growth
 from trainwright.scaling.plot import plot, require_plottable
-from trainwright.scaling.recommendation import recommended
-from trainwright.scaling.scaling_run import Scaling, ScalingFlags, Tried, curve
+from trainwright.scaling.scaling_run import Scaling, ScalingFlags, Tried, curve, recommended
 from trainwright.scaling.scaling_text import explain, to_json
 from trainwright.scaling.trial import CoreUse, Failed, Trial, why_failed
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from trainwright.watch.json_lines import Follower, evenly, newest
-from trainwright.watch.sample_file import SampleFile
+from trainwright.watch.sampler import SampleFile
 from trainwright.watch.samples import GpuSample, HostSample, Sample
 
 

@@ -31,8 +31,7 @@ def doctor(
     given = what or []
     if given and not _is_job(given[0]):
         from trainwright.doctor.after import diagnose
-        from trainwright.doctor.finding import HEALTHY
-        from trainwright.doctor.show import diagnosis_lines
+        from trainwright.doctor.finding import HEALTHY, diagnosis_lines
 
         diagnosis = diagnose([Path(path) for path in given])
         if as_json:

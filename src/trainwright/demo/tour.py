@@ -5,6 +5,7 @@ It goes through the front door: each training is a `trainwright train` of its ow
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -12,10 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.demo.files import FACTS_IN_A_QUESTION, QUESTIONS, STEPS, TRAINING_ROWS, DemoFolder
-from trainwright.demo.scoring import Answer, exact_match, read_answers
 from trainwright.errors import ExitCode
 from trainwright.launch.processes import Processes
 from trainwright.launch.run_output import tell
@@ -32,6 +34,16 @@ PYTHON = Path(sys.executable)
 TRAINWRIGHT, TENSORBOARD = PYTHON.with_name("trainwright"), PYTHON.with_name("tensorboard")
 # Offline, and without transformers' advice on kernels for GPUs.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question with what the model said; `story` is None where it was asked without one."""
+
+    story: str | None
+    question: str
+    right_answer: str
+    answer: str
 
 
 def run_demo(output_dir: Path, seed: int) -> ExitCode:
@@ -193,3 +205,15 @@ def _shown(argument: str | Path) -> str:
     if isinstance(argument, Path) and argument.is_absolute() and argument.is_relative_to(Path.cwd()):
         argument = argument.relative_to(Path.cwd())
     return shlex.quote(str(argument))
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Return the answers in a file that `trainwright.train.answer_prompts` wrote."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [Answer(row["story"], row["question"], row["right_answer"], row["answer"]) for row in rows]
+
+
+def exact_match(answers: Sequence[Answer], *, with_story: bool) -> float:
+    """Return the share of answers that are the right one to the letter, of those asked with a story or without."""
+    asked = [answer for answer in answers if (answer.story is not None) == with_story]
+    return sum(answer.answer == answer.right_answer for answer in asked) / len(asked)

@@ -9,6 +9,7 @@ TERMINATE   record = episode.record()
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,6 @@ from trainwright.evaluate.policies import MOST_ACTIONS, PolicyEntry, State
 from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import Passage
 from trainwright.evaluate.scoring import Score, score
-from trainwright.evaluate.seeded_draw import luck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,3 +161,11 @@ class Episode:
             return None
         gold = set(self.question.gold_passages)
         return any(gold & {passage.id, passage.document} for passage in self.passages)
+
+
+def luck(seed: int, question: str, what: str, number: int) -> float:
+    """Return a number in [0, 1) for the `number`th draw of one kind, `what`, for one question.
+
+    It depends on nothing else: each policy meets the same luck at the same question, on any number of workers.
+    """
+    return random.Random(f"{seed}/{what}/{number}/{question}").random()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError
@@ -20,11 +21,12 @@ from trainwright.scaling.bottleneck import Bottleneck, MeasuredCount, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
 from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
 from trainwright.scaling.figures import Growth, ScalingPoint, growth
-from trainwright.scaling.recommendation import LEAST_GAIN_PCT, recommended
 from trainwright.scaling.trial import Failed, Trial, try_out
 
 DEFAULT_STEPS = 20
 DEFAULT_TIMEOUT_S = 600.0
+LEAST_GAIN_PCT = 50.0
+"""Of the work of one rank at the smallest count: what each added rank has to bring by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +141,29 @@ def _point(case: Case, trial: Trial) -> ScalingPoint:
         trial=trial,
         estimate_s=None if estimate is None or estimate.time is None else estimate.time.step_s,
     )
+
+
+def recommended(grown: Sequence[Growth], least_gain_pct: float, there: There) -> Choice[int]:
+    """Return the last count up to which each added rank brings `least_gain_pct` of one's work, and the figures.
+
+    `grown` ascends. Counts between two that were measured, and beyond the last, are not judged.
+    """
+    steps = []
+    for before, after in pairwise(grown):
+        added = after.point.count - before.point.count
+        gain_pct = 100 * (after.worth.median - before.worth.median) / added
+        least = 100 * (after.worth.low - before.worth.high) / added
+        most = 100 * (after.worth.high - before.worth.low) / added
+        steps.append(
+            f"{before.point.count} to {after.point.count}: each added one brings {gain_pct:.0f} % of one's work"
+        )
+        open_ = "; within the spread of the steps it could be otherwise" if least < least_gain_pct <= most else ""
+        if gain_pct < least_gain_pct:
+            rest = f", less than the {least_gain_pct:g} % that are asked for (--min-gain){open_}"
+            return Choice(before.point.count, "; ".join(steps) + rest)
+        steps[-1] += open_
+    last = grown[-1].point.count
+    if not steps:
+        return Choice(last, f"only {there.named(last)} could be measured, so nothing is said of others")
+    paid = f"all bring the {least_gain_pct:g} % that are asked for (--min-gain)"
+    return Choice(last, f"{'; '.join(steps)}; {paid}, and more than {there.named(last)} were not measured")

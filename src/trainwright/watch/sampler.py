@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from trainwright.job.schema import AlertsSection, Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.records import append, read
-from trainwright.runs.writing import read_json
+from trainwright.runs.writing import TEMPORARY_PREFIX, read_json, write_new
 from trainwright.watch.alerts.active_alerts import ActiveAlerts, Alert
 from trainwright.watch.alerts.conditions import Condition
 from trainwright.watch.alerts.delivery import open_delivery
@@ -37,12 +38,37 @@ from trainwright.watch.gpus import GpuReader
 from trainwright.watch.json_lines import Follower
 from trainwright.watch.node import NodeReader
 from trainwright.watch.ranks import read_ranks
-from trainwright.watch.sample_file import SampleFile
 from trainwright.watch.samples import RankSample, Sample
 
 PERIOD_S = 4.0
 """With 8 GPUs, 8 ranks and a busy machine a sample takes about 15 ms: 0.4 % of a core."""
 NICENESS = 10
+SAMPLE_FILE_LIMIT_BYTES: Final = 16 * 2**20
+
+
+class SampleFile:
+    """system.jsonl of one node: a line a sample, thinned where it is old; this process is its only writer."""
+
+    def __init__(self, path: Path, *, limit_bytes: int = SAMPLE_FILE_LIMIT_BYTES) -> None:
+        self._path, self._limit_bytes = path, limit_bytes
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample; should the file be too large then, leave out every second one of its older three quarters.
+
+        So the newest quarter is whole and the oldest samples are the thinnest, whatever the length of the run; the
+        first one always stays.
+        """
+        append(self._path, sample.to_json())
+        if self._path.stat().st_size > self._limit_bytes:
+            self._thin()
+
+    def _thin(self) -> None:
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        older, newest = lines[: 3 * len(lines) // 4], lines[3 * len(lines) // 4 :]
+        temporary = self._path.with_name(f"{TEMPORARY_PREFIX}{self._path.name}")
+        temporary.unlink(missing_ok=True)
+        write_new(temporary, b"".join([*older[::2], *newest]))
+        temporary.replace(self._path)
 
 
 class RunJudge:

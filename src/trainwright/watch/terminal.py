@@ -12,9 +12,8 @@ from textual.widgets import Footer, Static
 
 from trainwright.watch import formatting
 from trainwright.watch.chart import chart
-from trainwright.watch.newest_view import Reader
 from trainwright.watch.tables import Table, notes, status_lines, tables
-from trainwright.watch.view import Points, View
+from trainwright.watch.view import Points, Reader, View
 
 PERIOD_S = 2.0
 CHART_LINES = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from trainwright.watch.alerts.active_alerts import Alert
 from trainwright.watch.samples import SCHEMA_VERSION, RankSample, Sample
@@ -76,3 +76,10 @@ class View:
         ]
         plain["alerts"] = [alert.to_json() for alert in self.alerts]
         return {"schema_version": SCHEMA_VERSION, **plain}
+
+
+class Reader(Protocol):
+    """What every view asks for the newest View, of a run or of this machine: RunReader and MachineReader."""
+
+    def read(self) -> View:
+        """Return what is known now."""

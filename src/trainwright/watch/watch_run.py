@@ -12,10 +12,10 @@ from typing import Literal
 
 from trainwright.errors import not_installed
 from trainwright.watch.alerts.active_alerts import alert_line
-from trainwright.watch.newest_view import Reader
 from trainwright.watch.plain import brief, whole
 from trainwright.watch.run_lookup import find_run
 from trainwright.watch.run_reader import RunReader
+from trainwright.watch.view import Reader
 
 Form = Literal["live", "once", "json", "web"]
 

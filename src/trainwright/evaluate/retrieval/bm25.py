@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import UserError, not_installed
+from trainwright.evaluate.questions.question import Question
 from trainwright.evaluate.retrieval.passages import (
     Chunking,
     Passage,
@@ -149,3 +150,15 @@ def _bm25s() -> Any:
     except ModuleNotFoundError as error:
         raise not_installed("retrieval", "bm25s", extra="eval", instead="evaluate with no-retrieval") from error
     return bm25s
+
+
+class Coverage:
+    """Judges passages by the words of the question: all of those that the corpus has at all must be among them."""
+
+    def __init__(self, index: Bm25Index) -> None:
+        self._index = index
+
+    def __call__(self, question: Question, passages: Sequence[Passage]) -> bool:
+        """Return whether `passages` together have every such word; a question without one is never covered."""
+        asked = self._index.known(question.text)
+        return bool(asked) and asked <= frozenset().union(*(self._index.known(one.searched) for one in passages))

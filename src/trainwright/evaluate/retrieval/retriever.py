@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any, Protocol
 
 from trainwright.evaluate.retrieval.bm25 import Bm25Index, open_index
 from trainwright.evaluate.retrieval.dense import DenseIndex, PassageEncoder, find_encoder, open_embeddings
-from trainwright.evaluate.retrieval.fusion import reciprocal_rank_fusion
 from trainwright.evaluate.retrieval.passages import Chunking, Passage
 
 FUSED = 100
 """Passages of each ranking that a hybrid search fuses, or more where more are wanted."""
+RRF_K = 60
 
 
 @dataclass(frozen=True)
@@ -120,3 +121,16 @@ def open_retriever(prepared: Mapping[str, Any]) -> Retriever:
     encoder = PassageEncoder(Path(prepared["encoder"]), device="cpu")
     dense = DenseIndex(words.passages, Path(prepared["embeddings"]), encoder)
     return Dense(dense) if prepared["method"] == "dense" else Hybrid(words, dense)
+
+
+def reciprocal_rank_fusion(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
+    """Return all ranked passages by the sum of 1 / (60 + rank) over the rankings that hold them, ranks from 1.
+
+    Of equal sums the one met first comes first. Cormack, Clarke, Buettcher: Reciprocal Rank Fusion Outperforms
+    Condorcet and Individual Rank Learning Methods, SIGIR 2009, with their constant.
+    """
+    sums: defaultdict[Passage, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, passage in enumerate(ranking, 1):
+            sums[passage] += 1 / (RRF_K + rank)
+    return sorted(sums, key=lambda passage: -sums[passage])

@@ -15,8 +15,7 @@ from trainwright.evaluate.metrics import Record
 from trainwright.evaluate.plugin_class import own_class
 from trainwright.evaluate.policy_names import strategy
 from trainwright.evaluate.results import Lines
-from trainwright.evaluate.retrieval.bm25 import Bm25Index
-from trainwright.evaluate.retrieval.coverage import Coverage
+from trainwright.evaluate.retrieval.bm25 import Bm25Index, Coverage
 from trainwright.evaluate.retrieval.retriever import open_retriever
 from trainwright.evaluate.worker_protocol import Wire, question_of
 

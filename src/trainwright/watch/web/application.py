@@ -20,9 +20,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainwright.watch.formatting import NOT_AVAILABLE
-from trainwright.watch.newest_view import Reader
 from trainwright.watch.tables import notes, status_lines, tables
-from trainwright.watch.view import View
+from trainwright.watch.view import Reader, View
 
 PERIOD_S: Final = 2.0
 LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")

@@ -11,7 +11,7 @@ from contextlib import suppress
 import uvicorn
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.watch.newest_view import Reader
+from trainwright.watch.view import Reader
 from trainwright.watch.web.application import application
 
 
