@@ -22,7 +22,7 @@ from trainwright.plan.layout import Layout
 from trainwright.scaling.bottleneck import Bottleneck, MeasuredCount, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
 from trainwright.scaling.claims import CLAIMS
-from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
+from trainwright.scaling.counts import AvailableDevices, counts_of, require_available, usual_counts
 from trainwright.scaling.figures import Growth, ScalingPoint, growth
 from trainwright.scaling.plot import plot, require_plottable
 from trainwright.scaling.scaling_run import Scaling, ScalingFlags, Tried, curve, recommended
@@ -30,7 +30,7 @@ from trainwright.scaling.scaling_text import explain, to_json
 from trainwright.scaling.trial import CoreUse, Failed, Trial, why_failed
 
 PROCESSOR = Device(kind="cpu", name="Processor")
-FOUR_CORES = There((PROCESSOR,), 4)
+FOUR_CORES = AvailableDevices((PROCESSOR,), 4)
 
 
 def trial(step_s: float, *, spread: float = 0.0, **rest: object) -> Trial:
@@ -53,10 +53,10 @@ def write_job(folder: Path, *lines: str) -> str:
 
 
 def planned(
-    folder: Path, counts: Sequence[int], lines: Sequence[str], there: There = FOUR_CORES
+    folder: Path, counts: Sequence[int], lines: Sequence[str], available: AvailableDevices = FOUR_CORES
 ) -> list[Case | Refused]:
-    inventory = dataclasses.replace(parse_inventory("a100-80gb:4"), devices=there.devices)
-    return cases(load_job(write_job(folder, *lines)), str(folder), inventory, there, counts, ("weak", "strong"))
+    inventory = dataclasses.replace(parse_inventory("a100-80gb:4"), devices=available.devices)
+    return cases(load_job(write_job(folder, *lines)), str(folder), inventory, available, counts, ("weak", "strong"))
 
 
 def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_count_that_does_not_divide_costs_only_its_row(tmp_path: Path) -> None
 
 def test_gpus_come_with_the_estimate_of_the_same_layout(tmp_path: Path) -> None:
     """Issue 5: beside our prediction; each count has its own first GPUs."""
-    gpus = There(parse_inventory("a100-80gb:4").devices, 4)
+    gpus = AvailableDevices(parse_inventory("a100-80gb:4").devices, 4)
     found = planned(tmp_path, [1, 4], ["train: {global_batch_size: 32}"], gpus)
     for case in found:
         assert isinstance(case, Case) and case.plan.devices == gpus.devices[: case.count]
@@ -120,15 +120,19 @@ def test_counts_beyond_what_is_here_are_refused_together_with_what_there_is(
 ) -> None:
     """Issue 5: before anything starts."""
     assert counts_of("4 1,2,2") == [1, 2, 4]
-    assert [usual_counts(There((PROCESSOR,), most)) for most in (2, 4, 6)] == [[1, 2], [1, 2, 4], [1, 2, 4, 6]]
+    assert [usual_counts(AvailableDevices((PROCESSOR,), most)) for most in (2, 4, 6)] == [
+        [1, 2],
+        [1, 2, 4],
+        [1, 2, 4, 6],
+    ]
     with pytest.raises(UserError):
-        usual_counts(There((PROCESSOR,), 1))
+        usual_counts(AvailableDevices((PROCESSOR,), 1))
     with pytest.raises(UserError) as refusal:
-        require_there([1, 2, 8, 16], FOUR_CORES)
+        require_available([1, 2, 8, 16], FOUR_CORES)
     assert refusal.value.problems == ("8 ranks asked for, 4 can be used", "16 ranks asked for, 4 can be used")
     assert refusal.value.hints == ("there are: Processor, 4 cores for as many ranks", "--gpus 1,2")
     with pytest.raises(UserError) as refusal:
-        require_there([2, 4], There(parse_inventory("v100-32gb:2").devices, 2))
+        require_available([2, 4], AvailableDevices(parse_inventory("v100-32gb:2").devices, 2))
     assert refusal.value.problems == ("4 GPUs asked for, 2 can be used",)
 
     job = write_job(tmp_path, f"output_dir: {tmp_path}/out")
@@ -273,7 +277,7 @@ def test_a_count_that_failed_says_why_in_a_line(capsys: pytest.CaptureFixture[st
     assert why_failed([Failure(1, -9, "SIGKILL", 1.0, "")]) == Failed("rank 1 was ended by SIGKILL")
 
 
-def as_measured(there: There = FOUR_CORES) -> Scaling:
+def as_measured(available: AvailableDevices = FOUR_CORES) -> Scaling:
     """One, two and four ranks of weak scaling: four ran out of memory, and one was on a busy machine."""
 
     def case(count: int) -> Case:
@@ -287,7 +291,9 @@ def as_measured(there: There = FOUR_CORES) -> Scaling:
         Tried(case(4), Failed("out of memory in training: CUDA out of memory")),
     ]
     asked = ScalingFlags(counts="1,2,4", modes=("weak",))
-    return Scaling(job="a", there=there, asked=asked, tried=tuple(tried), curves=(curve("weak", tried, 50, there),))
+    return Scaling(
+        job="a", available=available, asked=asked, tried=tuple(tried), curves=(curve("weak", tried, 50, available),)
+    )
 
 
 def test_the_table_marks_what_is_measured_estimated_and_claimed() -> None:
@@ -309,7 +315,7 @@ def test_the_table_marks_what_is_measured_estimated_and_claimed() -> None:
 
 def test_an_estimate_stands_beside_what_was_measured_of_the_same_layout(tmp_path: Path) -> None:
     """Issue 5: our prediction, marked."""
-    gpus = There(parse_inventory("a100-80gb:2").devices, 2)
+    gpus = AvailableDevices(parse_inventory("a100-80gb:2").devices, 2)
     tried = [Tried(case, trial(0.1)) for case in planned(tmp_path, [1, 2], ["train: {global_batch_size: 32}"], gpus)]
     found = dataclasses.replace(as_measured(gpus), tried=tuple(tried), curves=(curve("weak", tried, 50, gpus),))
     one, two = to_json(found)["curves"]["weak"]["points"]
@@ -339,7 +345,7 @@ def test_the_plot_is_one_file_whose_text_is_escaped(tmp_path: Path) -> None:
     """Issue 5: self-contained; what a device is called stays text."""
     name = 'Chip <script>alert("1")</script> & Co. $x$'
     path = tmp_path / "scaling.svg"
-    plot(as_measured(There((dataclasses.replace(PROCESSOR, name=name),), 4)), path)
+    plot(as_measured(AvailableDevices((dataclasses.replace(PROCESSOR, name=name),), 4)), path)
     root = ElementTree.parse(path).getroot()
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
     assert root.tag.endswith("svg") and not tags & {"script", "image", "foreignObject"}

@@ -71,11 +71,11 @@ def _with(names: Iterable[str]) -> typer.Typer:
     )
     made.callback()(_root)
     for name in names:
-        found = COMMANDS[name]
-        if isinstance(found, typer.Typer):
-            made.add_typer(found, name=name)
+        command = COMMANDS[name]
+        if isinstance(command, typer.Typer):
+            made.add_typer(command, name=name)
         else:
-            made.command(name)(found)
+            made.command(name)(command)
     return made
 
 

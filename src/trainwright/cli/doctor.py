@@ -41,14 +41,14 @@ def doctor(
         raise typer.Exit(diagnosis.finding.cause != HEALTHY)
     from trainwright.doctor.before.check_result import as_data, lines_of
 
-    found: list[Checked] = []
+    checks: list[Checked] = []
     for checked in _checks(given, gpus):
-        found.append(checked)
+        checks.append(checked)
         if not as_json:
             typer.echo("\n".join(lines_of([checked])))
     if as_json:
-        typer.echo(json.dumps(as_data(found), indent=2))
-    raise typer.Exit(any(checked.status == "problem" for checked in found))
+        typer.echo(json.dumps(as_data(checks), indent=2))
+    raise typer.Exit(any(checked.status == "problem" for checked in checks))
 
 
 def _is_job(name: str) -> bool:

@@ -65,11 +65,11 @@ def _of_cluster(spec: str | None, gpu_type: Sequence[str], as_json: bool) -> Non
     if spec is not None:
         raise UserError("`--slurm` and `--gpus` both name GPUs", hints=["leave one of them out"])
     cluster = local_cluster()
-    told = told_types(gpu_type, cluster)
+    model_by_type = told_types(gpu_type, cluster)
     if as_json:
-        typer.echo(json.dumps(cluster_document(cluster, told), indent=2, sort_keys=True, ensure_ascii=False))
+        typer.echo(json.dumps(cluster_document(cluster, model_by_type), indent=2, sort_keys=True, ensure_ascii=False))
         return
-    for line in cluster_lines(cluster, told):
+    for line in cluster_lines(cluster, model_by_type):
         typer.echo(line)
 
 

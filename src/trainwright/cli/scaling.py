@@ -52,12 +52,12 @@ def scaling(
         least_gain_pct=min_gain,
     )
     with tempfile.TemporaryDirectory(prefix="trainwright-scaling-") as place:
-        found = scale(load_job(job, overrides or ()), asked, Path(place).resolve())
+        measured = scale(load_job(job, overrides or ()), asked, Path(place).resolve())
     if as_json:
-        typer.echo(json.dumps(to_json(found), indent=2, sort_keys=True))
+        typer.echo(json.dumps(to_json(measured), indent=2, sort_keys=True))
     else:
-        for line in explain(found):
+        for line in explain(measured):
             typer.echo(line)
     if plot is not None:
-        draw(found, plot)
+        draw(measured, plot)
         typer.echo(f"wrote {plot}", err=True)

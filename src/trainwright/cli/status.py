@@ -19,9 +19,9 @@ def status(
     """Say where a submitted run stands: its job in the queue, its steps, and what to do if it ended."""
     from trainwright.launch.slurm.submitted_run import run_folder, status_of
 
-    found = status_of(run_folder(run, output_dir))
+    status_now = status_of(run_folder(run, output_dir))
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
+        typer.echo(json.dumps(status_now.to_json(), indent=2))
         return
-    for line in found.lines():
+    for line in status_now.lines():
         typer.echo(line)

@@ -96,12 +96,12 @@ def held_out_questions(seed: int, questions: int, *, facts: int) -> list[StoryQu
     """Return questions on stories that are made of held-out facts alone, `facts` in each."""
     chance = random.Random(f"held out/{seed}")
     held_out = held_out_facts()
-    found = []
+    questions_asked = []
     for _ in range(questions):
         story = story_of(chance, held_out, facts)
         asked = chance.choice(story)
-        found.append(StoryQuestion(_joined(story), _question([asked]), str(asked)))
-    return found
+        questions_asked.append(StoryQuestion(_joined(story), _question([asked]), str(asked)))
+    return questions_asked
 
 
 def held_out_facts() -> list[Fact]:

@@ -195,8 +195,8 @@ def _heading(text: str) -> None:
 
 def _command(program: Path, *arguments: str | Path) -> str:
     """Return the line to type here and now: the program's bare name if the shell finds this very one by it."""
-    found = shutil.which(program.name)
-    name = program.name if found is not None and Path(found) == program else _shown(program)
+    on_path = shutil.which(program.name)
+    name = program.name if on_path is not None and Path(on_path) == program else _shown(program)
     return " ".join([name, *map(_shown, arguments)])
 
 

@@ -62,6 +62,6 @@ def _alternatives(pattern: str) -> list[str]:
 
 def _runs(alternative: str) -> list[str]:
     text = _ESCAPED_CLASS.sub("\0", alternative)
-    text = _QUANTIFIED.sub("\0", re.sub(r"\\(.)", lambda found: "\1" + found[1], text))
+    text = _QUANTIFIED.sub("\0", re.sub(r"\\(.)", lambda escaped: "\1" + escaped[1], text))
     plain = re.sub("(?<!\1)[.^$+*?{}]", "\0", text).replace("\1", "")
     return plain.split("\0")

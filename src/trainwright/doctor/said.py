@@ -29,7 +29,7 @@ def said_as_cause(clues: Clues, cause: Sighting, resolved: Resolved) -> Finding:
     if cause.cause.id == "exception" and _failed_in_a_library(cause):
         return _unknown_exception(cause)
     rank = _rank_by_its_line(clues, cause)
-    rank = _rank_told_elsewhere(clues, cause) if rank is None else rank
+    rank = _rank_by_other_lines(clues, cause) if rank is None else rank
     id, fields, evidence = cause.cause.id, _fields_of(cause, rank), [cause.evidence]
     if cause.where is not None:
         evidence.append(Evidence(cause.place, f"raised at {fields['where']}"))
@@ -62,7 +62,7 @@ def _rank_by_its_line(clues: Clues, sighting: Sighting) -> int | None:
     return clues.rank_of_pid(sighting.fields.get("pid")) if sighting.told_rank is None else sighting.told_rank
 
 
-def _rank_told_elsewhere(clues: Clues, sighting: Sighting) -> int | None:
+def _rank_by_other_lines(clues: Clues, sighting: Sighting) -> int | None:
     """Return the rank of which another line says the same, which is missing by the others, or failed first."""
     ranks = [other.told_rank for other in clues.sightings() if other.cause is sighting.cause]
     of_gpu = sighting.cause.id.startswith("gpu-")

@@ -77,16 +77,16 @@ def _retrieve(live: Sequence[_Open], means: Means) -> None:
         if means.retriever is None:
             raise nothing_to_retrieve(wanting[0].episode.strategy.name)
         searches = [_search(one.episode, means.passages) for one in wanting]
-        for one, search, found in zip(wanting, searches, means.retriever.search(searches), strict=True):
-            one.episode = one.episode.retrieved(search.query, found, success=_success(one.episode, found, means))
+        for one, search, passages in zip(wanting, searches, means.retriever.search(searches), strict=True):
+            one.episode = one.episode.retrieved(search.query, passages, success=_success(one.episode, passages, means))
 
 
-def _success(episode: Episode, found: Sequence[Passage], means: Means) -> bool | None:
+def _success(episode: Episode, retrieved: Sequence[Passage], means: Means) -> bool | None:
     """Return whether a retrieval is the one that brought what was missing; None where that is not looked at."""
     if means.covers is None:
         return None
     before = means.covers(episode.question, episode.passages)
-    return not before and means.covers(episode.question, (*episode.passages, *found))
+    return not before and means.covers(episode.question, (*episode.passages, *retrieved))
 
 
 def _search(episode: Episode, k: int) -> PassageQuery:

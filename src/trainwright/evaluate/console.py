@@ -39,16 +39,16 @@ def choice_lines(prepared: Prepared, spread: ReplicaSet) -> list[str]:
 def _threshold_lines(prepared: Prepared) -> Iterator[str]:
     for strategy in prepared.strategies:
         if strategy.solution is not None:
-            found = strategy.solution.thresholds()
+            thresholds = strategy.solution.thresholds()
             shape = (
                 "the optimal policy has this shape"
-                if not found.departures
-                else f"the optimal policy departs from them in {len(found.departures)} states"
+                if not thresholds.departures
+                else f"the optimal policy departs from them in {len(thresholds.departures)} states"
             )
             estimated = prepared.asked.process == ESTIMATED and strategy.process == prepared.process
             assumed = "p_s and gains are estimated" if estimated else "p_s and gains are assumed, not estimated"
             yield (
-                f"  {strategy.name}: theta_cont = {found.theta_cont:g}, theta* = {found.theta_star:g}  "
+                f"  {strategy.name}: theta_cont = {thresholds.theta_cont:g}, theta* = {thresholds.theta_star:g}  "
                 f"({shape}; {assumed})"
             )
 
@@ -90,15 +90,15 @@ def _details(name: str, records: Sequence[Record]) -> Iterator[str]:
             for difficulty, group in groups.items()
         )
         yield f"{name} by difficulty: {figures}"
-    found = metrics(records)
-    rates = [f"{found.avg_retrievals:.2f} retrievals a question"]
-    if found.gold_retrieved is not None:
-        rates.append(f"the gold passage found in {found.gold_retrieved:.1%}")
-    if found.avg_f1 is not None:
-        rates.append(f"F1 {found.avg_f1:.3f}")
-    rates.append(f"{found.new_tokens:,} new tokens")
-    if found.seconds is not None:
-        rates.append(f"{found.seconds:.2f} s from a question's first step to its last")
+    totals = metrics(records)
+    rates = [f"{totals.avg_retrievals:.2f} retrievals a question"]
+    if totals.gold_retrieved is not None:
+        rates.append(f"the gold passage found in {totals.gold_retrieved:.1%}")
+    if totals.avg_f1 is not None:
+        rates.append(f"F1 {totals.avg_f1:.3f}")
+    rates.append(f"{totals.new_tokens:,} new tokens")
+    if totals.seconds is not None:
+        rates.append(f"{totals.seconds:.2f} s from a question's first step to its last")
     yield f"{name}: {', '.join(rates)}"
 
 
@@ -108,7 +108,7 @@ class Answering:
     def __init__(self, done: int, total: int) -> None:
         self.already, self.done, self.total = done, done, total
         self._started_s = time.monotonic()
-        self._told = done
+        self._printed = done
         self._progress: Progress | None = None
         if sys.stderr.isatty():
             columns = (TextColumn("answered"), MofNCompleteColumn(), BarColumn(16), TimeRemainingColumn(compact=True))
@@ -131,8 +131,8 @@ class Answering:
         self.done += 1
         if self._progress is not None:
             self._progress.update(self._bar, completed=self.done)
-        elif (self.done - self._told) * LINES_WITHOUT_TERMINAL >= self.total or self.done == self.total:
-            self._told = self.done
+        elif (self.done - self._printed) * LINES_WITHOUT_TERMINAL >= self.total or self.done == self.total:
+            self._printed = self.done
             tell(f"answered {self.done:,}/{self.total:,}")
 
     def pace(self, ready_s: float) -> str:

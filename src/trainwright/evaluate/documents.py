@@ -106,14 +106,14 @@ def table(outcomes: Sequence[StrategyResults], *, seed: int, width: int | None =
 
 
 def _row(outcome: StrategyResults) -> tuple[str, ...]:
-    found = metrics(outcome.records)
+    figures = metrics(outcome.records)
     return (
         outcome.strategy.name,
-        f"{found.accuracy:.1%} ({found.correct}/{found.questions})",
-        f"{found.avg_cost:.3f}",
-        f"{found.avg_iterations:.2f}",
-        str(found.unparsable),
-        f"{found.accuracy_low:.1%} - {found.accuracy_high:.1%}",
+        f"{figures.accuracy:.1%} ({figures.correct}/{figures.questions})",
+        f"{figures.avg_cost:.3f}",
+        f"{figures.avg_iterations:.2f}",
+        str(figures.unparsable),
+        f"{figures.accuracy_low:.1%} - {figures.accuracy_high:.1%}",
     )
 
 
@@ -146,7 +146,7 @@ def _config(heading: Heading, questions: int) -> dict[str, Any]:
 
 
 def _figures(records: Sequence[Record]) -> dict[str, Any]:
-    found = dataclasses.asdict(metrics(records))
-    first = {key: found.pop(key) for key in ("accuracy", "avg_cost", "avg_iterations")}
+    figures = dataclasses.asdict(metrics(records))
+    first = {key: figures.pop(key) for key in ("accuracy", "avg_cost", "avg_iterations")}
     groups = {name: dataclasses.asdict(group) for name, group in by_difficulty(records).items()}
-    return {**first, **found, "by_difficulty": groups}
+    return {**first, **figures, "by_difficulty": groups}

@@ -105,17 +105,17 @@ def _cuda(spread: ReplicaSet) -> Iterator[EvalCheck]:
             last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
             yield EvalCheck("problem", f"torch does not start: {last}", "reinstall torch")
             return
-        found = json.loads(answer.stdout.splitlines()[-1])
-        if not found["available"]:
-            fix = f"install a torch built for this driver; this one is {found['torch']} for CUDA {found['cuda']}"
+        seen = json.loads(answer.stdout.splitlines()[-1])
+        if not seen["available"]:
+            fix = f"install a torch built for this driver; this one is {seen['torch']} for CUDA {seen['cuda']}"
             yield EvalCheck("problem", "torch.cuda.is_available() is False", fix)
             return
-        if found["devices"] != len(replica.placement):
+        if seen["devices"] != len(replica.placement):
             yield EvalCheck(
-                "problem", f"torch sees {found['devices']} GPUs of {replica.label}", "see `trainwright gpus`"
+                "problem", f"torch sees {seen['devices']} GPUs of {replica.label}", "see `trainwright gpus`"
             )
             return
-    yield EvalCheck("ok", f"torch {found['torch']} sees {', '.join(replica.label for replica in spread.replicas)}")
+    yield EvalCheck("ok", f"torch {seen['torch']} sees {', '.join(replica.label for replica in spread.replicas)}")
 
 
 def _model(asked: EvalConfig) -> Iterator[EvalCheck]:

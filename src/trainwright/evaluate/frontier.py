@@ -104,10 +104,10 @@ def plot_frontier(points: Sequence[PolicyPoint], results: Path, title: str) -> l
 
 
 def _point(outcome: StrategyResults, process: DecisionProcess) -> PolicyPoint:
-    found = metrics(outcome.records)
+    figures = metrics(outcome.records)
     mu = outcome.strategy.process.mu if _is_on_the_frontier(outcome.strategy, process) else None
     return PolicyPoint(
-        outcome.strategy.name, mu, found.accuracy, found.accuracy_low, found.accuracy_high, found.avg_cost
+        outcome.strategy.name, mu, figures.accuracy, figures.accuracy_low, figures.accuracy_high, figures.avg_cost
     )
 
 

@@ -116,8 +116,8 @@ def _unusable(name: str, problem: str) -> UserError:
 
 
 def _thresholds(solution: Solution) -> Policy:
-    found = solution.thresholds()
-    return TwoThresholds(found.theta_cont, found.theta_star)
+    thresholds = solution.thresholds()
+    return TwoThresholds(thresholds.theta_cont, thresholds.theta_star)
 
 
 _WITH_SETS = ("mdp", "thresholds")

@@ -168,12 +168,12 @@ def _strategies(
         names = [choices["policies"].value]
     if not names or len(set(names)) < len(names):
         raise UserError("policies must be named, each once", hints=[f"policies: {', '.join(SPELLINGS)}"])
-    found = tuple(strategy(name, process) for name in names)
+    strategies = tuple(strategy(name, process) for name in names)
     if asked.retrieval == "none":
-        for one in found:
+        for one in strategies:
             if _retrievals(one):
                 raise nothing_to_retrieve(one.name)
-    return found
+    return strategies
 
 
 def _retrievals(one: PolicyEntry) -> float:
@@ -183,8 +183,8 @@ def _retrievals(one: PolicyEntry) -> float:
 
 
 def _difficulty(everything: QuestionSet, choices: dict[str, Choice[Any]]) -> str:
-    there = {question.difficulty for question in everything.questions}
-    chosen = GUIDE_DIFFICULTY if GUIDE_DIFFICULTY in there else MIXED
+    difficulties = {question.difficulty for question in everything.questions}
+    chosen = GUIDE_DIFFICULTY if GUIDE_DIFFICULTY in difficulties else MIXED
     why = "the default" if chosen == GUIDE_DIFFICULTY else "no question is marked as medium, the default"
     choices["difficulty"] = Choice(chosen, why)
     return chosen
@@ -197,9 +197,9 @@ def _count(
         return None
     if "n_questions" in asked.model_fields_set:
         return asked.n_questions
-    there = sum(difficulty in (MIXED, question.difficulty) for question in questions)
-    if 0 < there < DEFAULT_QUESTIONS:
-        choices["n_questions"] = Choice(there, f"all there are, fewer than the default of {DEFAULT_QUESTIONS}")
+    available = sum(difficulty in (MIXED, question.difficulty) for question in questions)
+    if 0 < available < DEFAULT_QUESTIONS:
+        choices["n_questions"] = Choice(available, f"all there are, fewer than the default of {DEFAULT_QUESTIONS}")
         return None
     choices["n_questions"] = Choice(DEFAULT_QUESTIONS, "the default")
     return DEFAULT_QUESTIONS

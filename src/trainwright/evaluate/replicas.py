@@ -58,7 +58,7 @@ def spread(asked: EvalConfig, inventory: Inventory, *, length: int) -> ReplicaSe
         mode, groups = _unpredicted(asked, devices, copies, model)
     else:
         samples = SAMPLES if asked.batch_size == "auto" else asked.batch_size
-        found = answer_mode(
+        predicted = answer_mode(
             model,
             devices,
             asked.gpu_mode,
@@ -68,7 +68,7 @@ def spread(asked: EvalConfig, inventory: Inventory, *, length: int) -> ReplicaSe
             gpus_per_replica=None if asked.gpus_per_replica == "auto" else asked.gpus_per_replica,
             cpu_replicas=copies,
         )
-        mode, groups = Choice(found.mode, found.reason), found.groups
+        mode, groups = Choice(predicted.mode, predicted.reason), predicted.groups
     replicas = [_replica([devices[number] for number in group], len(groups)) for group in groups]
     used = sorted({number for group in groups for number in group})
     return ReplicaSet(

@@ -100,15 +100,15 @@ class Lines:
             for path in sorted(self.folder.glob("*.jsonl"))
             for line in records.read(path)
         ]
-        found: dict[Key, Record] = {}
+        by_key: dict[Key, Record] = {}
         doubles = []
         for _, _, line in sorted(lines, key=lambda item: item[:2]):
             key = (line["strategy"], line["question_id"])
-            if key in found:
+            if key in by_key:
                 doubles.append(key)
             else:
-                found[key] = {name: value for name, value in line.items() if name != _FINISHED}
-        return Collected(found, tuple(doubles))
+                by_key[key] = {name: value for name, value in line.items() if name != _FINISHED}
+        return Collected(by_key, tuple(doubles))
 
     def open_keys(self, strategies: Iterable[str], questions: Sequence[str]) -> list[Key]:
         """Return which questions are still to be answered by which strategy, in order."""

@@ -140,10 +140,12 @@ def _same(said: str, choice: str) -> bool:
 def _by_text(text: str, choices: Sequence[str]) -> int | None:
     """Return the only choice whose text occurs as whole words; one that lies within another that occurs is none."""
     said = f" {normalized(text)} "
-    found = {number: words for number, choice in enumerate(choices, 1) if (words := f" {normalized(choice)} ") in said}
+    occurring = {
+        number: words for number, choice in enumerate(choices, 1) if (words := f" {normalized(choice)} ") in said
+    }
     apart = [
         number
-        for number, words in found.items()
-        if words.strip() and not any(words != other and words in other for other in found.values())
+        for number, words in occurring.items()
+        if words.strip() and not any(words != other and words in other for other in occurring.values())
     ]
     return apart[0] if len(apart) == 1 else None

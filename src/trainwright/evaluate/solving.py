@@ -130,12 +130,12 @@ def _settled(
     stays = process.gamma * (1 - process.p_s)
     v = stopped
     for sweep in range(1, MOST_SWEEPS + 1):
-        found = gain(Action.RETRIEVE, richer) + process.gamma * value.get(richer, v)
-        missed = gain(Action.RETRIEVE, u) + process.gamma * v
+        succeeded = gain(Action.RETRIEVE, richer) + process.gamma * value.get(richer, v)
+        failed = gain(Action.RETRIEVE, u) + process.gamma * v
         q = {
             Action.TERMINATE: stopped,
             Action.REASON: gain(Action.REASON, wiser) + process.gamma * value.get(wiser, v),
-            Action.RETRIEVE: process.p_s * found + (1 - process.p_s) * missed,
+            Action.RETRIEVE: process.p_s * succeeded + (1 - process.p_s) * failed,
         }
         before, v = v, max(q.values())
         if abs(v - before) * stays <= tolerance * (1 - stays):

@@ -32,13 +32,13 @@ _BARE_CHANNEL = re.compile(r"\Aanalysis(?:.*assistantfinal|(?=[A-Z\"'(]).*)", re
 def without_thinking(response: str) -> str:
     """Return what a response says outside its thinking; empty where it was cut off before the thinking ended."""
     if "<|channel|>" in response:
-        found = _CHANNEL.finditer(response)
-        return "\n".join(said["text"].strip() for said in found if said["name"] == "final")
+        channels = _CHANNEL.finditer(response)
+        return "\n".join(said["text"].strip() for said in channels if said["name"] == "final")
     said = _UP_TO_CLOSE.sub("", _CLOSED.sub("", _BARE_CHANNEL.sub("", response)))
     return "" if _UNCLOSED.search(said) else said.strip()
 
 
 def opened_by(prompt: str) -> str:
     """Return the tag by which a prompt opens the thinking that the response goes on with; empty where it opens none."""
-    found = _OPEN_AT_END.search(prompt)
-    return found[0].strip() if found else ""
+    tag = _OPEN_AT_END.search(prompt)
+    return tag[0].strip() if tag else ""

@@ -35,9 +35,9 @@ class Queue:
     def take(self, worker: int, room: int, workers: int) -> list[Key]:
         """Give a worker at most `room` questions, and never more than its share of what is left."""
         count = min(room, math.ceil(len(self.waiting) / workers))
-        taken = [self.waiting.popleft() for _ in range(count)]
-        self.held.setdefault(worker, []).extend(taken)
-        return taken
+        questions = [self.waiting.popleft() for _ in range(count)]
+        self.held.setdefault(worker, []).extend(questions)
+        return questions
 
     def done(self, worker: int, key: Key) -> None:
         """Note that a question is answered."""

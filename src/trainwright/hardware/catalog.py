@@ -127,10 +127,10 @@ class GpuCatalog(_Entry):
 
 def figures(gpu: GpuSpec) -> dict[str, Figure]:
     """Every sourced number of one model by field name."""
-    found = {name: value for name in type(gpu).model_fields if isinstance(value := getattr(gpu, name), Figure)}
+    by_field = {name: value for name in type(gpu).model_fields if isinstance(value := getattr(gpu, name), Figure)}
     if gpu.nvlink is not None:
-        found["nvlink.gb_s"] = gpu.nvlink.gb_s
-    return found
+        by_field["nvlink.gb_s"] = gpu.nvlink.gb_s
+    return by_field
 
 
 @cache

@@ -114,11 +114,11 @@ def _gpu(index: int, handle: Any) -> NvmlGpu:
     if isinstance(mode, NotAvailable) or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return NvmlGpu(device)
     slots = _read(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
-    found = [
+    handles = [
         _read(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
         for slot in range(0 if isinstance(slots, NotAvailable) else slots)
     ]
-    instances = [_instance(device, instance) for instance in found if not isinstance(instance, NotAvailable)]
+    instances = [_instance(device, instance) for instance in handles if not isinstance(instance, NotAvailable)]
     return NvmlGpu(device, tuple(instances))
 
 
@@ -219,7 +219,7 @@ def _with_peers(device: Device, handles: dict[int | None, Any]) -> Device:
 
 
 def _processes(handle: Any) -> Reading[tuple[DeviceProcess, ...]]:
-    found: dict[int, DeviceProcess] = {}
+    by_pid: dict[int, DeviceProcess] = {}
     for newest, older in (
         (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2),
         (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2),
@@ -231,8 +231,8 @@ def _processes(handle: Any) -> Reading[tuple[DeviceProcess, ...]]:
             return NOT_AVAILABLE
         for process in listed:
             used = process.usedGpuMemory
-            found[process.pid] = _process(process.pid, NOT_AVAILABLE if used is None else used)
-    return tuple(found.values())
+            by_pid[process.pid] = _process(process.pid, NOT_AVAILABLE if used is None else used)
+    return tuple(by_pid.values())
 
 
 def _process(pid: int, memory_bytes: Reading[int]) -> DeviceProcess:

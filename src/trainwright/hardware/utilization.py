@@ -16,7 +16,7 @@ def utilization_pct(names: Sequence[str]) -> dict[str, int]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return {}
-    found = {}
+    by_name = {}
     try:
         for name in names:
             try:
@@ -24,9 +24,9 @@ def utilization_pct(names: Sequence[str]) -> dict[str, int]:
                 handle = (
                     pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(name)
                 )
-                found[name] = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                by_name[name] = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
             except pynvml.NVMLError:
                 continue
     finally:
         pynvml.nvmlShutdown()
-    return found
+    return by_name

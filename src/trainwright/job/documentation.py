@@ -19,12 +19,12 @@ def documentation(section: type[BaseModel]) -> dict[str, str]:
         return {}
     (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    texts = {}
     for key, below in pairwise(definition.body):
         match key, below:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = inspect.cleandoc(text)
-    return found
+                texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def document(schema: dict[str, Any], section: type[BaseModel]) -> None:

@@ -51,18 +51,18 @@ def validated(source: str, document: Document, kind: FileKind[M]) -> M:
         raise invalid_file(source, kind, document.problems)
     problems, hints = forbidden_content(document)
     problems = document.problems + problems
-    found = None
+    described = None
     try:
-        found = kind.model.model_validate(document.values)
+        described = kind.model.model_validate(document.values)
     except ValidationError as error:
         of_schema, of_names = schema_problems(error, document, kind)
         # What is refused already needs no second line, and a secret must not be quoted in one.
         refused = {problem.path for problem in problems}
         problems += [problem for problem in of_schema if problem.path not in refused]
         hints += of_names
-    if found is None or problems:
+    if described is None or problems:
         raise invalid_file(source, kind, in_order(problems, document), hints)
-    return found
+    return described
 
 
 def _document(source: str) -> Document:

@@ -40,15 +40,15 @@ class FileKind(Generic[M]):
     @cached_property
     def sections_by_key(self) -> dict[str, list[str]]:
         """For each key name, the sections in which it may stand; the empty name is the top level."""
-        found: dict[str, list[str]] = {}
+        sections: dict[str, list[str]] = {}
 
         def visit(path: KeyPath) -> None:
             for name in self.key_names(path):
-                found.setdefault(name, []).append(dotted(path))
+                sections.setdefault(name, []).append(dotted(path))
                 visit((*path, name))
 
         visit(())
-        return found
+        return sections
 
     def shape_at(self, path: KeyPath) -> Shape | None:
         """Return the shape of the value at a key path, or None where the schema has no such path."""

@@ -92,8 +92,8 @@ def read_keys(text: str, origin_at: OriginAt, example: str = "name: my-run") -> 
     """Return the document of a file of keys, such as a job; its top level must be a mapping."""
     document = read_yaml(text, origin_at)
     if document.readable and not isinstance(document.values, dict):
-        found = "the file is empty" if document.values is None else "the top level is no mapping"
-        text = f"{found}; a file of keys is written in lines of `key: value`, such as `{example}`"
+        trouble = "the file is empty" if document.values is None else "the top level is no mapping"
+        text = f"{trouble}; a file of keys is written in lines of `key: value`, such as `{example}`"
         document.problems.append(Problem(origin_at(1, 1), (), text))
         document.readable = False
     return document

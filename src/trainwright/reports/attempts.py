@@ -77,8 +77,8 @@ def _attempt(
 
 
 def _number_of(path: Path) -> int | None:
-    found = re.fullmatch(r"attempt_([0-9]{1,9})", path.name, re.ASCII)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"attempt_([0-9]{1,9})", path.name, re.ASCII)
+    return int(match[1]) if match else None
 
 
 def worked_s(attempts: Iterable[Attempt]) -> float | None:

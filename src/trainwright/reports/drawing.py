@@ -38,7 +38,7 @@ class Line:
     points: str
     band: str
     is_point: bool
-    told: str
+    in_words: str
     """First, last, lowest and highest in words."""
 
 
@@ -112,7 +112,7 @@ def _line(series: Series, x_of: Callable[[float], float], y_of: Callable[[float]
         points=" ".join(f"{x_of(stretch.x)},{y_of(stretch.mean)}" for stretch in series.stretches),
         band=" ".join([*upper, *lower]) if has_band else "",
         is_point=len(series.stretches) == 1,
-        told=f"{figure(series.first)} at first, {figure(series.last)} at last, "
+        in_words=f"{figure(series.first)} at first, {figure(series.last)} at last, "
         f"{figure(series.low)} to {figure(series.high)}{of}",
     )
 
@@ -126,16 +126,17 @@ def _strips(
         for stretch in series.stretches:
             index = min(PLACES - 1, int((x_of(stretch.x) - LEFT) / width))
             by_strip[index].append((series.name, stretch))
-    for index, found in enumerate(by_strip):
-        if found:
-            told = [
-                _told(name, [s for n, s in found if n == name], unit) for name in dict.fromkeys(n for n, _ in found)
+    for index, stretches in enumerate(by_strip):
+        if stretches:
+            in_words = [
+                _stretches_in_words(name, [s for n, s in stretches if n == name], unit)
+                for name in dict.fromkeys(n for n, _ in stretches)
             ]
-            where = dict.fromkeys((place(found[0][1].x), place(found[-1][1].x)))
-            yield Strip(round(LEFT + index * width, 1), round(width, 1), f"{' to '.join(where)}: {'; '.join(told)}")
+            where = dict.fromkeys((place(stretches[0][1].x), place(stretches[-1][1].x)))
+            yield Strip(round(LEFT + index * width, 1), round(width, 1), f"{' to '.join(where)}: {'; '.join(in_words)}")
 
 
-def _told(name: str, stretches: Sequence[CurveBucket], unit: str) -> str:
+def _stretches_in_words(name: str, stretches: Sequence[CurveBucket], unit: str) -> str:
     low, high = min(stretch.low for stretch in stretches), max(stretch.high for stretch in stretches)
     values = figure(low) if figure(low) == figure(high) else f"{figure(low)} to {figure(high)}"
     return f"{name} {values}{unit and ' ' + unit}"

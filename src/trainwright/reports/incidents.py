@@ -77,8 +77,8 @@ def incidents(events: Sequence[Mapping[str, Any]], attempts: Iterable[Attempt], 
             if event.get("event") == LESS_MEMORY and whole(event, "attempt") == attempt.number:
                 yield _less_memory(event)
     if steps.not_finite:
-        told = ", ".join(f"{step:,}" for step in steps.not_finite)
-        yield Incident(what=f"the loss was not finite at step {told}", step=steps.not_finite[0], bad=True)
+        numbers = ", ".join(f"{step:,}" for step in steps.not_finite)
+        yield Incident(what=f"the loss was not finite at step {numbers}", step=steps.not_finite[0], bad=True)
     if steps.done_again:
         yield Incident(what=f"{steps.done_again:,} steps were done again after a resume; the second time counts")
 

@@ -37,12 +37,12 @@ def list_runs(states: Sequence[str], since: str | None, *, as_json: bool) -> Non
         raise UserError(f"no run is ever {' or '.join(unknown)}", hints=[f"--state is one of {', '.join(STATES)}"])
     since_s = None if since is None else moment(since)
     _require_home()
-    found = [run for run in known_runs() if wanted(run, states, since_s)]
+    chosen = [run for run in known_runs() if wanted(run, states, since_s)]
     if as_json:
-        document = {"schema_version": SCHEMA_VERSION, "runs": [run.to_json() for run in found]}
+        document = {"schema_version": SCHEMA_VERSION, "runs": [run.to_json() for run in chosen]}
         print(json.dumps(document, indent=2))
-    elif found:
-        print("\n".join(table(found).lines()))
+    elif chosen:
+        print("\n".join(table(chosen).lines()))
     else:
         print(f"no such run in {index.index_file()}", file=sys.stderr)
         print("hint: trainwright runs --rebuild PATH... finds those in folders", file=sys.stderr)
@@ -63,11 +63,11 @@ def rebuild(roots: Sequence[Path]) -> None:
         )
     _require_home()
     try:
-        found = index.rebuild(roots)
+        locations = index.rebuild(roots)
     except OSError as error:
         message = f"{index.index_file()} cannot be written: {error.strerror}"
         raise UserError(message, exit_code=ExitCode.STORAGE) from error
-    print(f"{len(found):,} runs found; {len(index.known()):,} in {index.index_file()}", file=sys.stderr)
+    print(f"{len(locations):,} runs found; {len(index.known()):,} in {index.index_file()}", file=sys.stderr)
 
 
 def _require_home() -> None:
@@ -119,7 +119,7 @@ def table(runs: Iterable[Summary]) -> Table:
 
 def _row(run: Summary) -> tuple[str, ...]:
     total = f"/{run.total_steps:,}" if run.total_steps else ""
-    told = run.meaning if run.state not in ("finished", "running") else None
+    trouble = run.meaning if run.state not in ("finished", "running") else None
     return tuple(
         printable(cell)
         for cell in (
@@ -133,6 +133,6 @@ def _row(run: Summary) -> tuple[str, ...]:
             spelled("count", run.step) + total,
             spelled("loss", run.loss),
             run.folder,
-            told or "",
+            trouble or "",
         )
     )

@@ -141,19 +141,21 @@ def _value(value: Any) -> str:
 
 
 def _compared(compared: Compared) -> tuple[str, ...]:
-    def told(value: float | None) -> str:
+    def in_unit(value: float | None) -> str:
         return spelled(compared.unit, value)
 
     known = compared.predicted is not None
     expected = (
-        None if compared.low is None or compared.high is None else f"{told(compared.low)} to {told(compared.high)}"
+        None
+        if compared.low is None or compared.high is None
+        else f"{in_unit(compared.low)} to {in_unit(compared.high)}"
     )
     return (
         compared.what,
         "" if compared.rank is None else str(compared.rank),
-        f"{told(compared.predicted)}, {compared.kind}" if known else told(None),
+        f"{in_unit(compared.predicted)}, {compared.kind}" if known else in_unit(None),
         expected or "",
-        told(compared.measured) + (", measured" if compared.measured is not None else ""),
+        in_unit(compared.measured) + (", measured" if compared.measured is not None else ""),
         spelled("ratio", compared.ratio),
         compared.source if compared.measured is not None and compared.source else "",
     )
@@ -176,8 +178,8 @@ def _sections(sections_s: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
         for color, name in enumerate(names):
             width = (WIDTH - LEFT - RIGHT) * spent.get(name, 0.0) / longest_s
             share = f"{100 * spent.get(name, 0.0) / whole_s:.1f} %"
-            told = f"rank {rank}, {name}: {spelled('s', spent.get(name))}, {share}"
-            bars.append(TimelineBar(round(x, 1), row * _BAR + 2, round(width, 1), color % 10, told))
+            in_words = f"rank {rank}, {name}: {spelled('s', spent.get(name))}, {share}"
+            bars.append(TimelineBar(round(x, 1), row * _BAR + 2, round(width, 1), color % 10, in_words))
             x += width
         labels.append(Tick(row * _BAR + 15, f"rank {rank}"))
         shares = [f"{spelled('s', spent.get(name))}, {100 * spent.get(name, 0.0) / whole_s:.0f} %" for name in names]
@@ -214,7 +216,7 @@ def _together(reports: Sequence[RunReport]) -> Iterator[Plot]:
     """Yield the curves by step that several runs have, a line each."""
     plots = [{plot.name: plot for plot in report.plots} for report in reports[:MOST_TOGETHER]]
     for name in ("loss", "tokens_per_s"):
-        found = [(report.summary.name, own[name]) for report, own in zip(reports, plots, strict=False) if name in own]
-        if len(found) > 1:
-            series = tuple(replace(plot.series[0], name=run) for run, plot in found)
-            yield replace(found[0][1], series=series)
+        of_runs = [(report.summary.name, own[name]) for report, own in zip(reports, plots, strict=False) if name in own]
+        if len(of_runs) > 1:
+            series = tuple(replace(plot.series[0], name=run) for run, plot in of_runs)
+            yield replace(of_runs[0][1], series=series)

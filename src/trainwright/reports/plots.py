@@ -59,7 +59,7 @@ def plots_of(steps: Steps, samples: SystemCurves) -> Iterator[Plot]:
 
 
 def _plot(name: str, title: str, unit: str, axis: Axis, lines: Sequence[tuple[str, Curve]]) -> Iterator[Plot]:
-    series = tuple(found for label, curve in lines if (found := curve.series(label)) is not None)
+    series = tuple(drawn for label, curve in lines if (drawn := curve.series(label)) is not None)
     if series:
         yield Plot(name=name, title=title, unit=unit, axis=axis, series=series)
 

@@ -158,8 +158,8 @@ def _decisions(plan: Mapping[str, Any]) -> Iterator[Decision]:
 
 
 def _texts(plan: Mapping[str, Any], name: str) -> list[str]:
-    found = plan.get(name)
-    return [str(line) for line in found] if isinstance(found, list) else []
+    lines = plan.get(name)
+    return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
 def _finding(folder: RunFolder, summary: Summary) -> Finding | None:
@@ -170,10 +170,10 @@ def _finding(folder: RunFolder, summary: Summary) -> Finding | None:
     from trainwright.doctor.after import diagnose
 
     try:
-        found = diagnose([folder.path]).finding
+        finding = diagnose([folder.path]).finding
     except UserError:
         return None
-    return None if found.cause == HEALTHY else found
+    return None if finding.cause == HEALTHY else finding
 
 
 def _missing(

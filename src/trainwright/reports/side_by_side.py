@@ -132,12 +132,12 @@ def _by_gpus(group: Sequence[RunReport]) -> Iterator[ComparisonTable]:
         return pace / base if pace is not None and base else None
 
     def efficiency(report: RunReport) -> float | None:
-        found = speed_up(report)
-        return None if found is None else 100 * found / ideal(report)
+        faster = speed_up(report)
+        return None if faster is None else 100 * faster / ideal(report)
 
     def lost(report: RunReport) -> float | None:
-        found = efficiency(report)
-        return None if found is None else 100 - found
+        reached_pct = efficiency(report)
+        return None if reached_pct is None else 100 - reached_pct
 
     def claim(report: RunReport) -> str | None:
         count = whole(report.layout, "ranks") or 0
@@ -231,10 +231,10 @@ def _table(name: str, title: str, note: str, cells: Iterable[Cell], reports: Ite
 
 def _groups(reports: Sequence[RunReport], key: Callable[[RunReport], Any]) -> Iterator[list[RunReport]]:
     """Yield the runs that have a key in common."""
-    found: dict[str, list[RunReport]] = {}
+    groups: dict[str, list[RunReport]] = {}
     for report in reports:
-        found.setdefault(repr(key(report)), []).append(report)
-    yield from found.values()
+        groups.setdefault(repr(key(report)), []).append(report)
+    yield from groups.values()
 
 
 def _same(report: RunReport) -> list[tuple[str, Any]]:

@@ -165,8 +165,8 @@ def _end(
             return code_of_rank, f"rank {attempts[-1].rank} was ended by {signal.Signals(-code_of_rank).name}"
     if code_of_rank not in set(ExitCode):
         return code_of_rank, detail
-    told = None if code_of_rank is None else MEANINGS[ExitCode(code_of_rank)]
-    return code_of_rank, ": ".join(part for part in (told, detail) if part)
+    meaning = None if code_of_rank is None else MEANINGS[ExitCode(code_of_rank)]
+    return code_of_rank, ": ".join(part for part in (meaning, detail) if part)
 
 
 def gone(path: Path, run_id: str) -> Summary:

@@ -91,9 +91,9 @@ class SystemCurves:
 
     def lines(self, figure: str) -> dict[str, Curve]:
         """Return a figure's curve of each GPU or node, or the one of all where there are many."""
-        found = self.curves.get(figure, {})
-        each = {of: curve for of, curve in found.items() if of != ALL}
-        return each if len(each) <= MOST_LINES else {ALL: found[ALL]}
+        curves = self.curves.get(figure, {})
+        each = {of: curve for of, curve in curves.items() if of != ALL}
+        return each if len(each) <= MOST_LINES else {ALL: curves[ALL]}
 
     def add(self, sample: Mapping[str, Any], time_s: float) -> None:
         """Take the next sample of any node."""
@@ -210,8 +210,8 @@ def _own_gpus(folder: RunFolder, said: Sequence[str | None]) -> frozenset[str] |
     return named if named and None not in said else None
 
 
-def _timed(found: Iterable[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    for record in found:
+def _timed(samples: Iterable[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    for record in samples:
         if (time_s := number(record, "time_s")) is not None:
             yield time_s, record
 

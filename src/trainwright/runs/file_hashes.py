@@ -46,7 +46,7 @@ def file_digests(paths: Iterable[Path]) -> dict[Path, FileDigest]:
     paths = list(paths)
     kept = _kept()
     waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    found: dict[Path, FileDigest | OSError] = {}
+    outcomes: dict[Path, FileDigest | OSError] = {}
     fresh: dict[str, _Kept] = {}
     for path in paths:
         waiting.put(path)
@@ -58,9 +58,9 @@ def file_digests(paths: Iterable[Path]) -> dict[Path, FileDigest]:
             except queue.Empty:
                 return
             try:
-                found[path] = _digest(path, kept, fresh)
+                outcomes[path] = _digest(path, kept, fresh)
             except OSError as error:
-                found[path] = error
+                outcomes[path] = error
 
     # Daemons: a command that ends early must not wait for the rest of a file.
     readers = [threading.Thread(target=read_all, daemon=True) for _ in range(min(AT_ONCE, len(paths)))]
@@ -70,7 +70,7 @@ def file_digests(paths: Iterable[Path]) -> dict[Path, FileDigest]:
         reader.join()
     if fresh:
         _keep(kept | fresh)
-    return {path: _or_raise(path, found[path]) for path in paths}
+    return {path: _or_raise(path, outcomes[path]) for path in paths}
 
 
 def _digest(path: Path, kept: Mapping[str, _Kept], fresh: dict[str, _Kept]) -> FileDigest:
@@ -92,12 +92,12 @@ def _looks(status: os.stat_result) -> tuple[int, ...]:
     return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _or_raise(path: Path, found: FileDigest | OSError) -> FileDigest:
-    if isinstance(found, OSError):
+def _or_raise(path: Path, outcome: FileDigest | OSError) -> FileDigest:
+    if isinstance(outcome, OSError):
         raise UserError(
-            f"{path} cannot be read: {found.strerror}", hints=["restore the file"], exit_code=ExitCode.MISSING
-        ) from found
-    return found
+            f"{path} cannot be read: {outcome.strerror}", hints=["restore the file"], exit_code=ExitCode.MISSING
+        ) from outcome
+    return outcome
 
 
 def _file() -> Path | None:

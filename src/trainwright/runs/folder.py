@@ -196,8 +196,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Return (step, path) of everything that bears a checkpoint's name, valid or not, largest step first."""
-        found = [(int(match[1]), self.path / match[0]) for match in self._names(self.path, _CHECKPOINT)]
-        return sorted(found, reverse=True)
+        named = [(int(match[1]), self.path / match[0]) for match in self._names(self.path, _CHECKPOINT)]
+        return sorted(named, reverse=True)
 
     def create(self) -> None:
         """Make the folder (0700) and its run id if they are not there; UserError if it is a link or cannot be made."""

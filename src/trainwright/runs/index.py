@@ -80,12 +80,12 @@ def rebuild(roots: Iterable[Path]) -> list[RunLocation]:
     Runs that it knows elsewhere stay in it.
     """
     roots = [root.absolute() for root in roots]
-    found = sorted({place for root in roots for place in _under(root)}, key=lambda place: place.path)
+    located = sorted({place for root in roots for place in _under(root)}, key=lambda place: place.path)
     elsewhere = [place for place in known() if not any(Path(place.path).is_relative_to(root) for root in roots)]
     index_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lines = [json.dumps(asdict(place), separators=(",", ":")) + "\n" for place in (*elsewhere, *found)]
+    lines = [json.dumps(asdict(place), separators=(",", ":")) + "\n" for place in (*elsewhere, *located)]
     write_text_atomic(index_file(), "".join(lines))
-    return found
+    return located
 
 
 def _under(root: Path) -> Iterator[RunLocation]:

@@ -49,19 +49,19 @@ def read(path: Path, passed_over: PassedOver | None = None) -> Iterator[dict[str
     with file:
         while lines := list(itertools.islice(file, _AT_ONCE)):
             parsed = _parsed(lines)
-            found = [record for record in parsed if isinstance(record, dict)]
+            valid = [record for record in parsed if isinstance(record, dict)]
             if passed_over is not None:
-                passed_over.count += len(parsed) - len(found)
-            yield from found
+                passed_over.count += len(parsed) - len(valid)
+            yield from valid
 
 
 def _parsed(lines: Sequence[bytes]) -> list[Any]:
     """Return what the lines hold: parsed together, which takes half as long, unless there is something wrong."""
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        values = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
-        found = []
-    return found if len(found) == len(lines) else [_parsed_alone(line) for line in lines]
+        values = []
+    return values if len(values) == len(lines) else [_parsed_alone(line) for line in lines]
 
 
 def _parsed_alone(line: bytes) -> Any:

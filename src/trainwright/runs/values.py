@@ -74,10 +74,10 @@ def of_kind(kind: type[Kind], record: Mapping[str, Any], **parts: Any) -> Kind:
         for name, hint in wanted.items()
         if name in record and _fits(value := record[name], hint)
     }
-    found = values | parts
-    if lacking := [name for name in needed if name not in found]:
+    arguments = values | parts
+    if lacking := [name for name in needed if name not in arguments]:
         raise ValueError(f"{kind.__name__} without {', '.join(lacking)}")
-    return kind(**found)
+    return kind(**arguments)
 
 
 def understood(
@@ -86,12 +86,12 @@ def understood(
     """Yield what `read` makes of each record; those of which it makes nothing (ValueError) are counted."""
     for record in records:
         try:
-            found = read(record)
+            value = read(record)
         except ValueError:
             if passed_over is not None:
                 passed_over.count += 1
             continue
-        yield found
+        yield value
 
 
 @cache

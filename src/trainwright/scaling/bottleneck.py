@@ -66,38 +66,38 @@ class MeasuredCount:
         }
 
 
-def bottleneck(found: MeasuredCount, base: MeasuredCount, mode: Mode) -> Bottleneck:
-    """Return what holds `found` back against `base`, the smallest count that was measured, which may be the same."""
-    parts, before = found.parts_s(), base.parts_s()
+def bottleneck(measured: MeasuredCount, base: MeasuredCount, mode: Mode) -> Bottleneck:
+    """Return what holds `measured` back against `base`, the smallest count that was measured, which may be the same."""
+    parts, before = measured.parts_s(), base.parts_s()
     if not parts or not before:
         return Bottleneck("not decided", "the ranks recorded no sections of their steps")
     whole = sum(parts.values())
     # Under weak scaling a rank's work stays, and so would its step; under strong scaling both shrink with the ranks.
-    ideal = 1.0 if mode == "weak" else base.layout.ranks / found.layout.ranks
+    ideal = 1.0 if mode == "weak" else base.layout.ranks / measured.layout.ranks
     grown = {name: seconds - ideal * before[name] for name, seconds in parts.items()}
     lost = sum(grown.values())
     if lost <= LITTLE_LOST * whole:
         largest = max(parts, key=lambda name: parts[name])
         of_step = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in _by_size(parts))
-        against = "" if found is base else f"; {max(0.0, lost) / whole:.0%} lost against {base.layout.ranks}"
+        against = "" if measured is base else f"; {max(0.0, lost) / whole:.0%} lost against {base.layout.ranks}"
         kind = _KINDS[largest] if parts[largest] >= MOST * whole else "not decided"
         return Bottleneck(kind, f"of {_ms(whole)} a step: {of_step}{against}")
     largest = max(grown, key=lambda name: grown[name])
-    told = ", ".join(f"{name} {1000 * seconds:+,.1f} ms" for name, seconds in _by_size(grown))
-    figures = f"{_ms(lost)} of {_ms(whole)} a step are lost against {base.layout.ranks}: {told}"
-    if found.trial.cores is not None:
-        figures += f"; {found.trial.cores}"
+    parts_lost = ", ".join(f"{name} {1000 * seconds:+,.1f} ms" for name, seconds in _by_size(grown))
+    figures = f"{_ms(lost)} of {_ms(whole)} a step are lost against {base.layout.ranks}: {parts_lost}"
+    if measured.trial.cores is not None:
+        figures += f"; {measured.trial.cores}"
     if grown[largest] < MOST * lost:
         return Bottleneck("not decided", f"{figures}; no part makes up half of what is lost")
     if largest != "forward and backward":
         return Bottleneck(_KINDS[largest], figures)
-    kind, why = _slower_passes(found, base, mode)
+    kind, why = _slower_passes(measured, base, mode)
     return Bottleneck(kind, f"{figures}; {why}")
 
 
-def _slower_passes(found: MeasuredCount, base: MeasuredCount, mode: Mode) -> tuple[Kind, str]:
+def _slower_passes(measured: MeasuredCount, base: MeasuredCount, mode: Mode) -> tuple[Kind, str]:
     """Return why passes take longer than their share, where the figures tell it."""
-    layout, cores = found.layout, found.trial.cores
+    layout, cores = measured.layout, measured.trial.cores
     if cores is not None and cores.is_full:
         return "host cores", "passes wait for a core"
     if layout.device == "cpu":

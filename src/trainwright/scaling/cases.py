@@ -15,7 +15,7 @@ from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import AlertsSection, Interval, Job
 from trainwright.launch.train_run import given_keys, plan_on
 from trainwright.plan.choose import Plan
-from trainwright.scaling.counts import There
+from trainwright.scaling.counts import AvailableDevices
 
 Mode = Literal["weak", "strong"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -48,7 +48,7 @@ def cases(
     loaded: LoadedJob,
     output_dir: str,
     inventory: Inventory,
-    there: There,
+    available: AvailableDevices,
     counts: Sequence[int],
     modes: Sequence[Mode],
 ) -> list[Case | Refused]:
@@ -59,20 +59,20 @@ def cases(
     Raises:
         UserError: no count can be planned.
     """
-    planner = _Planner(loaded, output_dir, inventory, there)
-    found: list[Case | Refused] = []
+    planner = _Planner(loaded, output_dir, inventory, available)
+    planned: list[Case | Refused] = []
     base: Case | None = None
     for count in counts:
         if base is None:
             first = planner.as_written(count, tuple(modes))
-            found.append(first)
+            planned.append(first)
             base = first if isinstance(first, Case) else None
         else:
-            found += [planner.like(base, count, mode) for mode in modes]
+            planned += [planner.like(base, count, mode) for mode in modes]
     if base is None:
-        refused = [f"{there.named(case.count)}: {case.why}" for case in found if isinstance(case, Refused)]
+        refused = [f"{available.named(case.count)}: {case.why}" for case in planned if isinstance(case, Refused)]
         raise UserError("no count can be planned", problems=refused)
-    return found
+    return planned
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Planner:
     loaded: LoadedJob
     output_dir: str
     inventory: Inventory
-    there: There
+    available: AvailableDevices
 
     def as_written(self, count: int, modes: tuple[Mode, ...]) -> Case | Refused:
         """Plan the job with the global batch that it says, or that its micro-batch and accumulation make on `count`."""
@@ -95,7 +95,8 @@ class _Planner:
             batch: dict[str, Any] = {"global_batch_size": total, "gradient_accumulation_steps": "auto"}
             return self._planned(count, (mode,), batch, _BATCH[:1])
         if total * count % base.count:
-            why = f"{total} samples over {self.there.named(base.count)} are {total * count / base.count:g} over {count}"
+            on_base = self.available.named(base.count)
+            why = f"{total} samples over {on_base} are {total * count / base.count:g} over {count}"
             return Refused(count=count, modes=(mode,), why=f"{why}: no whole number")
         batch = {
             "global_batch_size": total * count // base.count,
@@ -110,7 +111,7 @@ class _Planner:
         asked = _as_trial(self.loaded.job, self.output_dir, count, batch)
         given = {*self._given(), *also_given}
         try:
-            job, plan = plan_on(asked, given, self.inventory, self.there.first(count), may_leave_idle=False)
+            job, plan = plan_on(asked, given, self.inventory, self.available.first(count), may_leave_idle=False)
         except UserError as error:
             return Refused(count=count, modes=modes, why="; ".join((error.message, *error.problems)))
         return Case(count=count, modes=modes, job=job, plan=replace(plan, ranked=()))

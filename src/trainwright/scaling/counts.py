@@ -11,17 +11,17 @@ from trainwright.hardware.threads import usable_cores
 
 
 @dataclass(frozen=True)
-class There:
+class AvailableDevices:
     """What a job can be spread over here: GPUs, or on a processor ranks, as many as it has cores."""
 
     devices: tuple[Device, ...]
     most: int
 
     @staticmethod
-    def of(devices: tuple[Device, ...], host: Host) -> There:
+    def of(devices: tuple[Device, ...], host: Host) -> AvailableDevices:
         """Look at the devices that the job may use on a host."""
         cores = host.cores if isinstance(host.cores, int) else usable_cores()
-        return There(devices, cores if devices[0].kind == "cpu" else len(devices))
+        return AvailableDevices(devices, cores if devices[0].kind == "cpu" else len(devices))
 
     @property
     def noun(self) -> str:
@@ -67,34 +67,34 @@ def counts_of(text: str) -> list[int]:
     return counts
 
 
-def usual_counts(there: There) -> list[int]:
+def usual_counts(available: AvailableDevices) -> list[int]:
     """Return 1, 2, 4, ... up to what there is, and all of it.
 
     Raises:
         UserError: there is only one.
     """
-    if there.most < 2:
+    if available.most < 2:
         raise UserError(
-            f"there is {there.named(there.most)}, and growth needs two counts",
-            hints=[f"there are: {there}"],
+            f"there is {available.named(available.most)}, and growth needs two counts",
+            hints=[f"there are: {available}"],
             exit_code=ExitCode.MISSING,
         )
-    return sorted({2**power for power in range(there.most.bit_length())} | {there.most})
+    return sorted({2**power for power in range(available.most.bit_length())} | {available.most})
 
 
-def require_there(counts: Sequence[int], there: There) -> None:
+def require_available(counts: Sequence[int], available: AvailableDevices) -> None:
     """Refuse counts beyond what there is.
 
     Raises:
         UserError: with every such count, and what there is (exit code 4).
     """
-    beyond = [count for count in counts if count > there.most]
+    beyond = [count for count in counts if count > available.most]
     if not beyond:
         return
-    within = [str(count) for count in counts if count <= there.most]
+    within = [str(count) for count in counts if count <= available.most]
     raise UserError(
-        f"--gpus asks for more {there.noun}s than there are",
-        problems=[f"{there.named(count)} asked for, {there.most} can be used" for count in beyond],
-        hints=[f"there are: {there}", *([f"--gpus {','.join(within)}"] if len(within) > 1 else [])],
+        f"--gpus asks for more {available.noun}s than there are",
+        problems=[f"{available.named(count)} asked for, {available.most} can be used" for count in beyond],
+        hints=[f"there are: {available}", *([f"--gpus {','.join(within)}"] if len(within) > 1 else [])],
         exit_code=ExitCode.MISSING,
     )

@@ -96,7 +96,7 @@ class Growth:
 
 def growth(points: Sequence[ScalingPoint]) -> list[Growth]:
     """Return each point of one mode, ascending, against the first."""
-    found = []
+    grown = []
     for point in points:
         first = points[0]
         unit = first.samples_s.median / first.count
@@ -105,5 +105,5 @@ def growth(points: Sequence[ScalingPoint]) -> list[Growth]:
             estimated = point.estimated_samples_s / first.estimated_samples_s * first.count
         pace = point.samples_s
         worth = MiddleHalf(pace.low / unit, pace.median / unit, pace.high / unit)
-        found.append(Growth(point=point, base=first.count, worth=worth, estimated=estimated))
-    return found
+        grown.append(Growth(point=point, base=first.count, worth=worth, estimated=estimated))
+    return grown

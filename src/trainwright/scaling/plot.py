@@ -37,8 +37,8 @@ def plot(scaling: Scaling, path: Path) -> None:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasSVG(figure)
-    axes = figure.add_subplot(xlabel=f"{scaling.there.noun}s", ylabel="speed-up, with the middle half of the steps")
-    axes.set_title(f"{scaling.job} on {scaling.there}", parse_math=False, wrap=True)
+    axes = figure.add_subplot(xlabel=f"{scaling.available.noun}s", ylabel="speed-up, with the middle half of the steps")
+    axes.set_title(f"{scaling.job} on {scaling.available}", parse_math=False, wrap=True)
     measured = {grown.point.count: grown for curve in scaling.curves for grown in curve.grown}
     counts = sorted(measured)
     base = measured[counts[0]].base

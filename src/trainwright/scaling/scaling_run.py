@@ -19,7 +19,7 @@ from trainwright.plan.requirements import require_runnable
 from trainwright.runs.folder import RunFolder
 from trainwright.scaling.bottleneck import Bottleneck, MeasuredCount, bottleneck
 from trainwright.scaling.cases import Case, Mode, Refused, cases
-from trainwright.scaling.counts import There, counts_of, require_there, usual_counts
+from trainwright.scaling.counts import AvailableDevices, counts_of, require_available, usual_counts
 from trainwright.scaling.figures import Growth, ScalingPoint, growth
 from trainwright.scaling.trial import Failed, Trial, try_out
 
@@ -64,7 +64,7 @@ class Scaling:
     """All that was measured of a job on what is here."""
 
     job: str
-    there: There
+    available: AvailableDevices
     asked: ScalingFlags
     tried: tuple[Tried, ...]
     curves: tuple[ScalingCurve, ...]
@@ -85,44 +85,48 @@ def scale(loaded: LoadedJob, asked: ScalingFlags, place: Path) -> Scaling:
         )
     require_runnable(job)
     inventory = local_inventory(job.resources.device)
-    there = There.of(select_devices(inventory, job.resources.gpus), inventory.host)
-    counts = usual_counts(there) if named is None else named
-    require_there(counts, there)
+    available = AvailableDevices.of(select_devices(inventory, job.resources.gpus), inventory.host)
+    counts = usual_counts(available) if named is None else named
+    require_available(counts, available)
     require_train_extra()
     folder = RunFolder(place / job.name)
     folder.create()
     stop = StopAsked()
     with stop.listening():
         tried = [
-            _tried(folder, case, there, asked, stop)
-            for case in cases(loaded, str(place), inventory, there, counts, asked.modes)
+            _tried(folder, case, available, asked, stop)
+            for case in cases(loaded, str(place), inventory, available, counts, asked.modes)
         ]
     if not any(isinstance(one.outcome, Trial) for one in tried):
-        why = [f"{there.named(one.case.count)}: {one.outcome.why}" for one in tried if isinstance(one.outcome, Failed)]
+        why = [
+            f"{available.named(one.case.count)}: {one.outcome.why}" for one in tried if isinstance(one.outcome, Failed)
+        ]
         raise UserError("no count could be measured", problems=why, exit_code=ExitCode.FAILED)
-    curves = tuple(curve(mode, tried, asked.least_gain_pct, there) for mode in asked.modes)
-    return Scaling(job=job.name, there=there, asked=asked, tried=tuple(tried), curves=curves)
+    curves = tuple(curve(mode, tried, asked.least_gain_pct, available) for mode in asked.modes)
+    return Scaling(job=job.name, available=available, asked=asked, tried=tuple(tried), curves=curves)
 
 
-def curve(mode: Mode, tried: Sequence[Tried], least_gain_pct: float, there: There) -> ScalingCurve:
+def curve(mode: Mode, tried: Sequence[Tried], least_gain_pct: float, available: AvailableDevices) -> ScalingCurve:
     """Put together what was found in one mode."""
     of_mode = [one for one in tried if mode in one.case.modes]
-    found = [
+    trials = [
         (one.case, one.outcome) for one in of_mode if isinstance(one.case, Case) and isinstance(one.outcome, Trial)
     ]
-    grown = growth([_point(case, trial) for case, trial in found])
-    measured = [MeasuredCount(case.plan.layout, trial) for case, trial in found]
+    grown = growth([_point(case, trial) for case, trial in trials])
+    measured = [MeasuredCount(case.plan.layout, trial) for case, trial in trials]
     return ScalingCurve(
         mode=mode,
         grown=tuple(grown),
         bottlenecks=tuple(bottleneck(one, measured[0], mode) for one in measured),
         failed={one.case.count: one.outcome.why for one in of_mode if isinstance(one.outcome, Failed)},
-        recommended=recommended(grown, least_gain_pct, there) if grown else None,
+        recommended=recommended(grown, least_gain_pct, available) if grown else None,
     )
 
 
-def _tried(folder: RunFolder, case: Case | Refused, there: There, asked: ScalingFlags, stop: StopAsked) -> Tried:
-    title = f"{there.named(case.count)}, {' and '.join(case.modes)} scaling"
+def _tried(
+    folder: RunFolder, case: Case | Refused, available: AvailableDevices, asked: ScalingFlags, stop: StopAsked
+) -> Tried:
+    title = f"{available.named(case.count)}, {' and '.join(case.modes)} scaling"
     if isinstance(case, Refused):
         tell(f"{title}: {case.why}")
         return Tried(case, Failed(case.why))
@@ -143,7 +147,7 @@ def _point(case: Case, trial: Trial) -> ScalingPoint:
     )
 
 
-def recommended(grown: Sequence[Growth], least_gain_pct: float, there: There) -> Choice[int]:
+def recommended(grown: Sequence[Growth], least_gain_pct: float, available: AvailableDevices) -> Choice[int]:
     """Return the last count up to which each added rank brings `least_gain_pct` of one's work, and the figures.
 
     `grown` ascends. Counts between two that were measured, and beyond the last, are not judged.
@@ -164,6 +168,6 @@ def recommended(grown: Sequence[Growth], least_gain_pct: float, there: There) ->
         steps[-1] += open_
     last = grown[-1].point.count
     if not steps:
-        return Choice(last, f"only {there.named(last)} could be measured, so nothing is said of others")
+        return Choice(last, f"only {available.named(last)} could be measured, so nothing is said of others")
     paid = f"all bring the {least_gain_pct:g} % that are asked for (--min-gain)"
-    return Choice(last, f"{'; '.join(steps)}; {paid}, and more than {there.named(last)} were not measured")
+    return Choice(last, f"{'; '.join(steps)}; {paid}, and more than {available.named(last)} were not measured")

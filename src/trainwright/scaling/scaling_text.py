@@ -24,32 +24,32 @@ OTHERS_USE = 0.1
 """Share of a full machine's cores that other programs may have before it is said."""
 
 
-def explain(found: Scaling) -> list[str]:
+def explain(scaling: Scaling) -> list[str]:
     """Return the whole text; every figure is measured unless its column or line says estimate or claim."""
     lines = [
-        printable(f"{found.job} on {found.there}"),
-        f"Measured: {found.asked.steps} steps or more after {WARM_UP_STEPS} of warm-up; their median and middle half",
+        printable(f"{scaling.job} on {scaling.available}"),
+        f"Measured: {scaling.asked.steps} steps or more after {WARM_UP_STEPS} of warm-up; their median and middle half",
     ]
-    for curve in found.curves:
-        lines += ["", *_curve(found, curve)]
-    lines += ["", *_notes(found)]
+    for curve in scaling.curves:
+        lines += ["", *_curve(scaling, curve)]
+    lines += ["", *_notes(scaling)]
     return [printable(line) for line in lines]
 
 
-def to_json(found: Scaling) -> dict[str, Any]:
+def to_json(scaling: Scaling) -> dict[str, Any]:
     """Return plain data; `measured`, `estimate` and `claim` hold figures of that kind and no other."""
     return {
         "schema_version": 1,
-        "job": found.job,
-        "device": found.there.kind,
-        "there": found.there.most,
+        "job": scaling.job,
+        "device": scaling.available.kind,
+        "there": scaling.available.most,
         "rule": {
-            "steps": found.asked.steps,
+            "steps": scaling.asked.steps,
             "warm_up_steps": WARM_UP_STEPS,
-            "min_gain_pct": found.asked.least_gain_pct,
+            "min_gain_pct": scaling.asked.least_gain_pct,
         },
-        "runs": [_run_as_data(one) for one in found.tried],
-        "curves": {curve.mode: _curve_as_data(curve) for curve in found.curves},
+        "runs": [_run_as_data(one) for one in scaling.tried],
+        "curves": {curve.mode: _curve_as_data(curve) for curve in scaling.curves},
     }
 
 
@@ -58,10 +58,10 @@ def claim_beside(grown: Growth) -> SpeedupClaim | None:
     return CLAIMS.get(grown.point.count) if grown.base == 1 else None
 
 
-def _curve(found: Scaling, curve: ScalingCurve) -> Iterator[str]:
-    noun, named = f"{found.there.noun}s", found.there.named
+def _curve(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
+    noun, named = f"{scaling.available.noun}s", scaling.available.named
     yield KEPT[curve.mode].capitalize()
-    for heading, columns, rows in _tables(found, curve):
+    for heading, columns, rows in _tables(scaling, curve):
         yield from [f"  {heading}"] if heading else []
         yield from (f"  {line}" for line in Table("", (noun, *columns), tuple(rows)).lines())
     if curve.grown and curve.grown[0].base > 1:
@@ -76,10 +76,10 @@ def _curve(found: Scaling, curve: ScalingCurve) -> Iterator[str]:
 Row = tuple[str, ...]
 
 
-def _tables(found: Scaling, curve: ScalingCurve) -> Iterator[tuple[str, Row, list[Row]]]:
+def _tables(scaling: Scaling, curve: ScalingCurve) -> Iterator[tuple[str, Row, list[Row]]]:
     """Yield (heading, columns, rows) of those that have rows, each narrow enough for a terminal of 80 columns."""
     tables: tuple[tuple[str, Row, list[Row]], ...] = (
-        ("", _MEASURED, [_measured(found, curve.mode, grown) for grown in curve.grown]),
+        ("", _MEASURED, [_measured(scaling, curve.mode, grown) for grown in curve.grown]),
         ("against the claims of a guide", _CLAIMED, [_claimed(grown) for grown in curve.grown]),
         ("against the estimate", _ESTIMATED, [row for grown in curve.grown if (row := _estimated(grown))]),
         ("milliseconds of a step by section, mean over ranks (measured)", STEP_SECTIONS, _sections(curve)),
@@ -92,8 +92,8 @@ _CLAIMED = ("step s, middle half", "overhead", "overhead (claim)", "speed-up (cl
 _ESTIMATED = ("step s", "step s (estimate)", "speed-up", "speed-up (estimate)")
 
 
-def _measured(found: Scaling, mode: Mode, grown: Growth) -> Row:
-    point, layout = grown.point, _case(found, mode, grown.point.count).plan.layout
+def _measured(scaling: Scaling, mode: Mode, grown: Growth) -> Row:
+    point, layout = grown.point, _case(scaling, mode, grown.point.count).plan.layout
     return (
         str(point.count),
         f"{layout.strategy} {layout.micro_batch_size} x {layout.gradient_accumulation_steps}",
@@ -125,8 +125,8 @@ def _estimated(grown: Growth) -> Row | None:
     return count, measured_s, f"{step_s:.4g}", f"{grown.speed_up:.2f}x", f"{speed:.2f}x"
 
 
-def _case(found: Scaling, mode: Mode, count: int) -> Case:
-    cases = (one.case for one in found.tried if isinstance(one.case, Case))
+def _case(scaling: Scaling, mode: Mode, count: int) -> Case:
+    cases = (one.case for one in scaling.tried if isinstance(one.case, Case))
     return next(case for case in cases if case.count == count and mode in case.modes)
 
 
@@ -144,19 +144,19 @@ def _mean_sections_s(trial: Trial) -> dict[str, float]:
     return {name: sum(rank[name] for rank in ranks) / len(ranks) for name in STEP_SECTIONS} if ranks else {}
 
 
-def _notes(found: Scaling) -> Iterator[str]:
+def _notes(scaling: Scaling) -> Iterator[str]:
     yield f"Claimed by a guide, not measured here: {SAID_OF}"
-    if any(grown.point.estimate_s is not None for curve in found.curves for grown in curve.grown):
+    if any(grown.point.estimate_s is not None for curve in scaling.curves for grown in curve.grown):
         yield "Estimates are those of `trainwright plan`, for samples of data.max_length tokens"
-    reasons = {reason for one in found.tried if (reason := _no_estimate(one)) is not None}
+    reasons = {reason for one in scaling.tried if (reason := _no_estimate(one)) is not None}
     yield from (f"Not estimated: {reason}" for reason in sorted(reasons))
-    for one in found.tried:
+    for one in scaling.tried:
         use = one.outcome.cores if isinstance(one.outcome, Trial) else None
         if use is not None and use.machine_is_full and use.busy - use.used > OTHERS_USE * use.machine:
             yield (
-                f"warning: while {found.there.named(one.case.count)} ({' and '.join(one.case.modes)}) worked, other "
-                f"programs kept {use.busy - use.used:.1f} of {use.machine} cores busy, and all were: the figures are a "
-                "busy machine's"
+                f"warning: while {scaling.available.named(one.case.count)} ({' and '.join(one.case.modes)}) worked, "
+                f"other programs kept {use.busy - use.used:.1f} of {use.machine} cores busy, and all were: "
+                "the figures are a busy machine's"
             )
 
 

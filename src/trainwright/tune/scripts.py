@@ -32,7 +32,7 @@ ENOUGH_STEPS = 20
 LOOK_AT_GPUS_EVERY_S = 1.0
 
 
-def require_told(job: Job) -> None:
+def require_micro_batch_field(job: Job) -> None:
     """Refuse a script that is not told the micro-batch.
 
     Raises:
@@ -52,7 +52,7 @@ class ScriptProbes:
     longest: int | None = None
 
     def __init__(self, place: Path, job: Job, plan: Plan, watch: ProbeWatch) -> None:
-        require_told(job)
+        require_micro_batch_field(job)
         self._place, self._job, self._plan, self._watch = place, job, plan, watch
         self._number = 0
         self._shows_steps = False

@@ -39,7 +39,7 @@ from trainwright.plan.tuned import (
 from trainwright.runs.folder import RunFolder
 from trainwright.tune.job_file import set_in_job
 from trainwright.tune.probes import HOST_MEMORY, Probes, ProbeWatch, WorkerProbes, evaluations_for, host_left_bytes
-from trainwright.tune.scripts import ScriptProbes, require_told
+from trainwright.tune.scripts import ScriptProbes, require_micro_batch_field
 from trainwright.tune.search import RUNGS, ProbeSearch, sizes_of
 
 USE_UP_TO = {"conservative": 0.70, "recommended": 0.85, "aggressive": 0.90}
@@ -107,7 +107,7 @@ def _planned(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     job = loaded.job
     require_runnable(job)
     if job.script is not None:
-        require_told(job)
+        require_micro_batch_field(job)
     inventory = local_inventory(job.resources.device)
     devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
     everything = gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"

@@ -189,8 +189,8 @@ def _instances(handle: Any) -> tuple[MigInstance, ...] | None:
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return None
     slots = _read(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    found = [_read(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot) for slot in range(slots)]
-    return tuple(_instance(instance) for instance in found if instance is not None)
+    handles = [_read(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot) for slot in range(slots)]
+    return tuple(_instance(instance) for instance in handles if instance is not None)
 
 
 def _instance(handle: Any) -> MigInstance:

@@ -76,7 +76,7 @@ def _int(value: Any) -> int | None:
 def _space(folder: Path) -> tuple[int, int] | None:
     """Return the size of a file system and what this user may still write, in bytes."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize

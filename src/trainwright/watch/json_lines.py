@@ -27,17 +27,17 @@ class Follower:
         except FileNotFoundError:
             return
         with file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             if self._place is None:
-                start = max(0, found.st_size - self._from_end) if self._from_end is not None else 0
-                self._place = (found.st_ino, _line_start(file, start))
+                start = max(0, status.st_size - self._from_end) if self._from_end is not None else 0
+                self._place = (status.st_ino, _line_start(file, start))
             inode, offset = self._place
-            if found.st_ino != inode or found.st_size < offset:
+            if status.st_ino != inode or status.st_size < offset:
                 offset = 0
             file.seek(offset)
             text = file.read()
             whole = text.rfind(b"\n") + 1
-            self._place = (found.st_ino, offset + whole)
+            self._place = (status.st_ino, offset + whole)
         yield from _records(text[:whole], containing)
 
 
@@ -59,9 +59,9 @@ def evenly(path: Path, count: int) -> list[dict[str, Any]]:
     with file:
         size = os.fstat(file.fileno()).st_size
         if size <= TAIL_BYTES:
-            found = list(_records(file.read(size)))
-            step = max(1, -(-len(found) // count))
-            return found[:-1:step] + found[-1:]
+            whole_file = list(_records(file.read(size)))
+            step = max(1, -(-len(whole_file) // count))
+            return whole_file[:-1:step] + whole_file[-1:]
         records: list[dict[str, Any]] = []
         last_start = -1
         for number in range(count - 1):
@@ -96,9 +96,9 @@ def _records(text: bytes, containing: bytes = b"") -> Iterator[dict[str, Any]]:
 
 def _lines(text: bytes, containing: bytes) -> Iterator[bytes]:
     """Yield the lines with something rare in them, without cutting up all the others."""
-    found = text.find(containing)
-    while found >= 0:
-        end = text.find(b"\n", found)
+    hit = text.find(containing)
+    while hit >= 0:
+        end = text.find(b"\n", hit)
         end = len(text) if end < 0 else end
-        yield text[text.rfind(b"\n", 0, found) + 1 : end]
-        found = text.find(containing, end)
+        yield text[text.rfind(b"\n", 0, hit) + 1 : end]
+        hit = text.find(containing, end)

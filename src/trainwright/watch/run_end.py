@@ -50,9 +50,9 @@ def main() -> int:
         return 0
     delivery = open_delivery(AlertsSection.model_validate_json(alerts), _say, os.environ)
     message = sys.stdin.read()
-    told = json.loads(message) if message else launcher_lost(folder, pid).to_json()
-    if told is not None:
-        delivery.send(Alert.from_json(told))
+    alert = json.loads(message) if message else launcher_lost(folder, pid).to_json()
+    if alert is not None:
+        delivery.send(Alert.from_json(alert))
     delivery.close()
     return 0
 

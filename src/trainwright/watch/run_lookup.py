@@ -16,11 +16,11 @@ def find_run(text: str, output_dir: Path) -> RunFolder:
             return RunFolder(path)
     beside = Path(text).parent
     near = beside if beside.is_dir() and beside != Path() else output_dir
-    there = sorted(path.parent.name for path in near.glob("*/run.json"))
-    close = difflib.get_close_matches(Path(text).name, there, n=3, cutoff=0.5)
+    known_names = sorted(path.parent.name for path in near.glob("*/run.json"))
+    close = difflib.get_close_matches(Path(text).name, known_names, n=3, cutoff=0.5)
     hints = [f"did you mean {' or '.join(f'`{near / name}`' for name in close)}?"] if close else []
-    if there:
-        names = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
+    if known_names:
+        names = ", ".join(known_names[:20]) + (f" and {len(known_names) - 20} more" if len(known_names) > 20 else "")
         hints.append(f"runs in {near}/: {names}")
     else:
         hints.append(f"there is no run in {near}/: give the run's folder, `<output_dir>/<name>`")

@@ -122,8 +122,8 @@ class RunReader:
         return self._eval_losses[-1][1] if self._eval_losses else None
 
     def _curves_by_step(self, last: Mapping[str, Any]) -> dict[str, Points]:
-        found = evenly(self._folder.metrics_jsonl, CURVE_POINTS)
-        chosen = [record for record in found if record.get("kind") == "train"]
+        sampled = evenly(self._folder.metrics_jsonl, CURVE_POINTS)
+        chosen = [record for record in sampled if record.get("kind") == "train"]
         kept: list[tuple[int, Mapping[str, Any]]] = []
         for record in [*chosen, last]:
             if (step := whole(record, "step")) is None:

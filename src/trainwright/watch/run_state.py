@@ -30,13 +30,13 @@ def state_of(
     """
     if folder.finished_json.is_file():
         return "finished", None
-    told = [event for event in events if event.get("event") in ("started", *ENDS)]
-    if told and told[-1]["event"] in ENDS:
-        end = told[-1]
+    turns = [event for event in events if event.get("event") in ("started", *ENDS)]
+    if turns and turns[-1]["event"] in ENDS:
+        end = turns[-1]
         if newest_attempt <= (whole(end, "attempt") or 0):
             return ENDS[end["event"]], telling_line(text(end, "text") or "")
     if heard_s is None:
         return "preparing", None
     if now_s - heard_s > SILENT_S:
         return "silent", f"no sign of life for {formatting.duration(now_s - heard_s)}, and no word of its end"
-    return ("running" if told else "preparing"), None
+    return ("running" if turns else "preparing"), None

@@ -106,10 +106,10 @@ class RunJudge:
 
     def _checkpoint(self) -> tuple[int, float]:
         """Return the size of the newest checkpoint in bytes, and when it was written or else the attempt began."""
-        found = self._folder.checkpoints()
-        if not found:
+        checkpoints = self._folder.checkpoints()
+        if not checkpoints:
             return 0, self._began_s
-        path = found[0][1]
+        path = checkpoints[0][1]
         if self._newest is None or self._newest[0] != path:
             with suppress(OSError):
                 size = sum(file.stat().st_size for file in path.rglob("*"))
@@ -127,8 +127,8 @@ def main() -> int:
     stop = _stop_event()
     limits = Job.model_validate(read_json(folder.resolved_json)).alerts
     samples, standing = SampleFile(folder.system_of(node)), ActiveAlerts(socket.gethostname(), attempt)
-    told = [Alert.from_json(record) for record in read(folder.alerts_of(node))]
-    delivery = open_delivery(limits, _say, os.environ, [alert for alert in told if alert.severity == "warning"])
+    earlier = [Alert.from_json(record) for record in read(folder.alerts_of(node))]
+    delivery = open_delivery(limits, _say, os.environ, [alert for alert in earlier if alert.severity == "warning"])
     judge, first = RunJudge(folder, limits) if node == 0 else None, None
     with GpuReader() as gpus:
         reader = NodeReader(folder.path, attempt, gpus)

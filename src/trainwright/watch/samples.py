@@ -184,5 +184,5 @@ def _plain(value: Any) -> Any:
 
 def _all_of(kind: type[Part], data: Mapping[str, Any], name: str) -> tuple[Part, ...] | None:
     """Return the parts of a list that make sense, None where there is no list."""
-    found = understood(lambda part: of_kind(kind, part), mappings(data, name))
-    return tuple(found) if isinstance(data.get(name), list) else None
+    parts = understood(lambda part: of_kind(kind, part), mappings(data, name))
+    return tuple(parts) if isinstance(data.get(name), list) else None

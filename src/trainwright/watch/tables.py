@@ -87,8 +87,8 @@ def alerts_table(alerts: Iterable[Alert]) -> Table:
 
 def notes(view: View) -> list[str]:
     """Return what could not be read, and why."""
-    found = [printable(note) for node in view.nodes for note in node.notes]
-    return [*found, f"{view.unreadable:,} samples or alerts cannot be read"] if view.unreadable else found
+    printed = [printable(note) for node in view.nodes for note in node.notes]
+    return [*printed, f"{view.unreadable:,} samples or alerts cannot be read"] if view.unreadable else printed
 
 
 _RANK_COLUMNS = (

@@ -75,15 +75,15 @@ def _print_lines(reader: Reader) -> None:
     """Print everything once, then a line now and again and each alert, until the run has ended."""
     view = reader.read()
     print("\n".join(whole(view)), flush=True)
-    told = {alert.key: alert for alert in view.alerts}
+    printed = {alert.key: alert for alert in view.alerts}
     try:
         while view.run is None or view.run.state in ("preparing", "running"):
             time.sleep(LINE_S)
             view = reader.read()
             now = {alert.key: alert for alert in view.alerts}
-            for key in now.keys() - told.keys():
+            for key in now.keys() - printed.keys():
                 print(alert_line(now[key]), flush=True)
-            told = now
+            printed = now
             print(brief(view), flush=True)
     except KeyboardInterrupt:
         return

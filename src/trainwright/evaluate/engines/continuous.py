@@ -37,10 +37,10 @@ def generate_continuously(
         auto_switch_to_flash=False,  # would fetch kernels from the hub
         **limits,
     )
-    found = model.generate_batch(
+    outputs = model.generate_batch(
         list(prompts), generation_config=generation_config, continuous_batching_config=config, warmup=False
     )
     # A request that failed, of memory too, is logged and left out.
-    if len(found) < len(prompts) or any(output.error for output in found.values()):
+    if len(outputs) < len(prompts) or any(output.error for output in outputs.values()):
         return None
-    return [(output.generated_tokens, output.logprobs[0]) for output in found.values()]
+    return [(output.generated_tokens, output.logprobs[0]) for output in outputs.values()]

@@ -144,10 +144,10 @@ def _anatomy(config: Any) -> Anatomy | None:
 def _device(devices: Placement) -> Device:
     if isinstance(devices, str):
         return Device(kind=devices, name=devices)
-    there = torch.cuda.device_count()
-    if missing := [gpu for gpu in devices if gpu >= there]:
+    visible_gpus = torch.cuda.device_count()
+    if missing := [gpu for gpu in devices if gpu >= visible_gpus]:
         raise UserError(
-            f"GPU {', '.join(map(str, missing))} is asked for, and torch sees {there}",
+            f"GPU {', '.join(map(str, missing))} is asked for, and torch sees {visible_gpus}",
             hints=["trainwright gpus lists what there is", "CUDA_VISIBLE_DEVICES hides GPUs"],
             exit_code=ExitCode.MISSING,
         )

@@ -88,13 +88,13 @@ class TransformersEngine:
         return [generated[prompt] for prompt in prompts]
 
     def _continuously(self, encoded: list[list[int]], max_new_tokens: int) -> list[_Answer] | None:
-        found = generate_continuously(self._model, encoded, self._generation(max_new_tokens))
-        if found is None:
+        generated = generate_continuously(self._model, encoded, self._generation(max_new_tokens))
+        if generated is None:
             self._continuous = False
             self._notes["batching"] = "static batches: transformers' continuous ones failed, and its log says why"
             _free()
             return None
-        return [(self._until_stop(tokens), math.exp(logarithm)) for tokens, logarithm in found]
+        return [(self._until_stop(tokens), math.exp(logarithm)) for tokens, logarithm in generated]
 
     def _in_static_batches(self, encoded: list[list[int]], max_new_tokens: int) -> list[_Answer]:
         answers: list[_Answer] = [([], 0.0)] * len(encoded)
@@ -106,11 +106,11 @@ class TransformersEngine:
         while waiting:
             longest = len(encoded[waiting[0]]) + max_new_tokens
             batch = waiting[: self._batch_size or self._room.prompts(longest)]
-            found = self._try_batch([encoded[number] for number in batch], beginning, max_new_tokens)
-            if found is None:
+            generated = self._try_batch([encoded[number] for number in batch], beginning, max_new_tokens)
+            if generated is None:
                 self._halve(len(batch))
                 continue
-            for number, answer in zip(batch, found, strict=True):
+            for number, answer in zip(batch, generated, strict=True):
                 answers[number] = answer
             del waiting[: len(batch)]
         return answers

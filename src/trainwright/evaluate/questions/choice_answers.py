@@ -31,8 +31,8 @@ def first_number(answers: Iterable[tuple[int, int]]) -> int | None:
 
     An answer 0 says that they count from 0, an answer as high as the choices are many that they count from 1.
     """
-    told = {0 if answer == 0 else 1 for answer, choices in answers if answer in (0, choices)}
-    return told.pop() if len(told) == 1 else None
+    numbers = {0 if answer == 0 else 1 for answer, choices in answers if answer in (0, choices)}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def chosen(answer: object, choices: Sequence[str], labels: Sequence[str], first: int) -> int | None:

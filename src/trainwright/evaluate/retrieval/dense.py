@@ -126,10 +126,10 @@ def find_encoder(name: str) -> Path:
         from huggingface_hub import snapshot_download
 
         try:
-            found = snapshot_download(name, allow_patterns=list(ENCODER_FILES), ignore_patterns=list(OTHER_BACKENDS))
+            snapshot = snapshot_download(name, allow_patterns=list(ENCODER_FILES), ignore_patterns=list(OTHER_BACKENDS))
         except (OSError, ValueError) as error:
             raise _unusable(name, error) from error
-        folder = Path(found)
+        folder = Path(snapshot)
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise _unusable(name, FileNotFoundError("it has neither modules.json nor config.json"))
     for pickled in folder.rglob("pytorch_model*.bin"):
@@ -201,8 +201,8 @@ def _embed(index: Path, encoder: Path, unfinished: Path) -> None:
 def _key(encoder: Path) -> str:
     """Return the hash of all that an embedding follows from but its text."""
     digest = hashlib.sha256(f"{FORMAT}\0{metadata.version('sentence-transformers')}\n".encode())
-    found = {path for pattern in ENCODER_FILES for path in encoder.rglob(pattern) if path.is_file()}
-    for path in sorted(found):
+    files = {path for pattern in ENCODER_FILES for path in encoder.rglob(pattern) if path.is_file()}
+    for path in sorted(files):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(encoder).as_posix()}\0{content}\n".encode("utf-8", "surrogateescape"))

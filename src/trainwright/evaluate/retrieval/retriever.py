@@ -101,12 +101,12 @@ def prepare(
     Raises:
         UserError: a package is missing, there is no such corpus or encoder, or the corpus holds no words.
     """
-    found = None if encoder is None else find_encoder(encoder)
+    encoder_folder = None if encoder is None else find_encoder(encoder)
     index = open_index(corpus, cache, chunking=chunking)
     prepared = {"method": method, "folder": str(index.folder), "passages": len(index)}
-    if found is not None:
-        embeddings = open_embeddings(index.folder, found, cache, environment or {})
-        prepared |= {"encoder": str(found), "embeddings": str(embeddings)}
+    if encoder_folder is not None:
+        embeddings = open_embeddings(index.folder, encoder_folder, cache, environment or {})
+        prepared |= {"encoder": str(encoder_folder), "embeddings": str(embeddings)}
     return prepared
 
 

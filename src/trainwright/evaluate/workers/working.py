@@ -30,13 +30,13 @@ def work(wire: Wire) -> None:
     retriever = open_retriever(begin["retrieval"]) if begin["retrieval"] else None
     covers = Coverage(Bm25Index(Path(begin["retrieval"]["folder"]))) if begin["success"] == "covered" else None
     engine = _engine(EngineSettings.from_json(begin["engine"]))
-    told: list[str] = []
+    sent_notes: list[str] = []
 
     def more(room: int) -> list[Episode]:
         notes = [f"engine: {engine.name}", *engine.notes]
-        if notes != told:
+        if notes != sent_notes:
             wire.send({"notes": notes})
-            told[:] = notes
+            sent_notes[:] = notes
         if not room:
             return []
         wire.send({"want": room, "idle": room == begin["at_once"]})

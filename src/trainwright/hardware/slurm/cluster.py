@@ -146,9 +146,9 @@ class Cluster:
 
 def gpus_by_type(nodes: Iterable[SlurmNode]) -> dict[str | None, tuple[int, int]]:
     """Return for each type how many GPUs these nodes have, and how many of them are free now."""
-    found: dict[str | None, tuple[int, int]] = {}
+    counts: dict[str | None, tuple[int, int]] = {}
     for node in nodes:
         for gpus in node.gpus:
-            there, free = found.get(gpus.type, (0, 0))
-            found[gpus.type] = (there + gpus.count, free + node.free(gpus))
-    return found
+            count, free = counts.get(gpus.type, (0, 0))
+            counts[gpus.type] = (count + gpus.count, free + node.free(gpus))
+    return counts

@@ -79,13 +79,13 @@ def _fields(line: str) -> dict[str, str]:
     """
     line, _, reason = line.partition(" Reason=")
     keys = list(_KEY.finditer(line))
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for number, key in enumerate(keys):
         end = keys[number + 1].start() if number + 1 < len(keys) else len(line)
-        found.setdefault(key[1], printable(line[key.end() : end].strip()))
+        values.setdefault(key[1], printable(line[key.end() : end].strip()))
     if reason:
-        found["Reason"] = printable(re.sub(r"\s*\[[^\[\]]*@[^\[\]]*\].*$", "", reason).strip())
-    return found
+        values["Reason"] = printable(re.sub(r"\s*\[[^\[\]]*@[^\[\]]*\].*$", "", reason).strip())
+    return values
 
 
 def _pairs(config: str) -> Iterator[tuple[str, str]]:

@@ -14,51 +14,53 @@ MOST_NODES: Final = 40
 _MIB_PER_GIB: Final = 1024
 
 
-def cluster_lines(cluster: Cluster, told: Mapping[str, str]) -> list[str]:
+def cluster_lines(cluster: Cluster, model_by_type: Mapping[str, str]) -> list[str]:
     """Return partitions, types of GPU, nodes, what is out of service, and what is assumed."""
     sections = (
         [f"Slurm cluster {cluster.name} ({cluster.version}), as it is now"],
         _partitions(cluster),
-        _types(cluster, told),
+        _types(cluster, model_by_type),
         _nodes(cluster),
         _jobs(cluster),
-        notes(cluster, told),
+        notes(cluster, model_by_type),
     )
     lines: list[str] = []
     for section in sections:
-        found = list(section)
-        if found:
-            lines += ["", *found] if lines else found
+        section_lines = list(section)
+        if section_lines:
+            lines += ["", *section_lines] if lines else section_lines
     return lines
 
 
-def cluster_document(cluster: Cluster, told: Mapping[str, str]) -> dict[str, Any]:
+def cluster_document(cluster: Cluster, model_by_type: Mapping[str, str]) -> dict[str, Any]:
     """Return the same as plain data, with the model that each type is taken for."""
     plain = cluster.to_json()
     for record in plain["nodes"]:
         for gpus in record["gpus"]:
-            gpus["model"] = dataclasses.asdict(model_of(gpus["type"], record["features"], told))
+            gpus["model"] = dataclasses.asdict(model_of(gpus["type"], record["features"], model_by_type))
     return {"schema_version": 1, **plain}
 
 
-def notes(cluster: Cluster, told: Mapping[str, str]) -> list[str]:
+def notes(cluster: Cluster, model_by_type: Mapping[str, str]) -> list[str]:
     """Return what a reader of any figure has to know: assumed models, nodes that are gone, maintenance, quotas."""
-    found = [f"note: {sentence}" for sentence in assumptions(cluster, told)]
+    sentences = [f"note: {sentence}" for sentence in assumptions(cluster, model_by_type)]
     for node in cluster.nodes:
         if node.gpu_count and not node.in_service:
             why = f": {node.reason}" if node.reason else ""
-            found.append(f"note: {node.name} is out of service ({'+'.join(node.states)}){why}")
+            sentences.append(f"note: {node.name} is out of service ({'+'.join(node.states)}){why}")
     for reservation in cluster.reservations:
         kept = "maintenance" if reservation.is_maintenance else "reserved"
-        found.append(f"note: {kept} {reservation.start} to {reservation.end}: {reservation.nodes} ({reservation.name})")
+        sentences.append(
+            f"note: {kept} {reservation.start} to {reservation.end}: {reservation.nodes} ({reservation.name})"
+        )
     for quota in cluster.quotas or ():
-        found.append(f"note: your account {quota.account} has {quota.name} {quota.limit}")
-    return found
+        sentences.append(f"note: your account {quota.account} has {quota.name} {quota.limit}")
+    return sentences
 
 
 def gpus_text(counts: Mapping[str | None, tuple[int, int]]) -> str:
     """Return types with their number and how many of them are free: `8 a100 (4 free), 4 v100 (0 free)`."""
-    return ", ".join(f"{there} {kind or 'gpu'} ({free} free)" for kind, (there, free) in counts.items()) or "no GPU"
+    return ", ".join(f"{count} {kind or 'gpu'} ({free} free)" for kind, (count, free) in counts.items()) or "no GPU"
 
 
 def limit_text(limit_min: int | None) -> str:
@@ -99,11 +101,11 @@ def _partition(cluster: Cluster, partition: Partition) -> tuple[str, ...]:
     )
 
 
-def _types(cluster: Cluster, told: Mapping[str, str]) -> Iterator[str]:
+def _types(cluster: Cluster, model_by_type: Mapping[str, str]) -> Iterator[str]:
     rows: dict[tuple[str, ...], None] = {}
     for node in cluster.nodes:
         for gpus in node.gpus:
-            model = model_of(gpus.type, node.features, told)
+            model = model_of(gpus.type, node.features, model_by_type)
             gpu = None if model.key is None else catalog.catalog().gpus[model.key]
             memory = "?" if gpu is None or gpu.memory_gib is None else f"{gpu.memory_gib.value:.0f} GiB"
             name = "unknown" if gpu is None else gpu.name + (" (assumed)" if model.is_assumed else "")

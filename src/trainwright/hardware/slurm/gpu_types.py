@@ -34,13 +34,13 @@ class GpuModel:
         return bool(self.others)
 
 
-def model_of(kind: str | None, features: Sequence[str], told: Mapping[str, str]) -> GpuModel:
+def model_of(kind: str | None, features: Sequence[str], model_by_type: Mapping[str, str]) -> GpuModel:
     """Return the model of a type on a node with these features; `told` is what the user says of types.
 
     Where several are possible the one with the least memory is taken: what fits on it fits on all.
     """
-    if kind is not None and kind in told:
-        return GpuModel(key=told[kind], reason="as you say")
+    if kind is not None and kind in model_by_type:
+        return GpuModel(key=model_by_type[kind], reason="as you say")
     of_type = catalog.variants_of(kind) if kind else ()
     possible, used = _narrowed_by_all(of_type, features)
     if not possible:
@@ -60,47 +60,47 @@ def told_types(pairs: Sequence[str], cluster: Cluster) -> dict[str, str]:
     Raises:
         UserError: a type that the cluster does not have, or a model that is not in the catalogue; all at once.
     """
-    told: dict[str, str] = {}
+    model_by_type: dict[str, str] = {}
     problems: list[str] = []
-    there = [kind for kind in cluster.gpu_types if kind is not None]
+    types = [kind for kind in cluster.gpu_types if kind is not None]
     for pair in pairs:
         kind, equals, model = pair.partition("=")
-        if not equals or kind not in there:
+        if not equals or kind not in types:
             problems.append(
-                f"`{pair}`: write TYPE=MODEL with one of the types {', '.join(there) or '(there are none)'}"
+                f"`{pair}`: write TYPE=MODEL with one of the types {', '.join(types) or '(there are none)'}"
             )
             continue
         try:
-            told[kind] = catalog.find(model).key
+            model_by_type[kind] = catalog.find(model).key
         except UserError as error:
             problems.append(f"`{pair}`: {error.message}; {'; '.join(error.hints)}")
     if problems:
         raise UserError("--gpu-type cannot be used", problems=problems)
-    return told
+    return model_by_type
 
 
-def assumptions(cluster: Cluster, told: Mapping[str, str]) -> list[str]:
+def assumptions(cluster: Cluster, model_by_type: Mapping[str, str]) -> list[str]:
     """Return a sentence for every type that is assumed or unknown, with what to do about it."""
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for node in cluster.nodes:
         for gpus in node.gpus:
-            model = model_of(gpus.type, node.features, told)
+            model = model_of(gpus.type, node.features, model_by_type)
             named = gpus.type or f"GPUs of {node.name}"
             if model.key is None:
                 what = f"say what it is: --gpu-type {gpus.type}=MODEL" if gpus.type else "no request for it is planned"
-                found[f"{named}: {model.reason}; {what}"] = None
+                sentences[f"{named}: {model.reason}; {what}"] = None
             elif model.is_assumed:
-                told_by = f"--gpu-type {gpus.type}={model.others[-1]}" if gpus.type else "ask the administrators"
-                found[
+                how_to_tell = f"--gpu-type {gpus.type}={model.others[-1]}" if gpus.type else "ask the administrators"
+                sentences[
                     f"{named} may be {', '.join((model.key, *model.others))}: {model.key} is assumed, the smallest; "
-                    f"if it is another: {told_by}"
+                    f"if it is another: {how_to_tell}"
                 ] = None
-    return list(found)
+    return list(sentences)
 
 
-def key_of(node: SlurmNode, kind: str | None, told: Mapping[str, str]) -> str | None:
+def key_of(node: SlurmNode, kind: str | None, model_by_type: Mapping[str, str]) -> str | None:
     """Return the catalogue's key of a type on a node."""
-    return model_of(kind, node.features, told).key
+    return model_of(kind, node.features, model_by_type).key
 
 
 def _narrowed_by_all(
@@ -116,14 +116,14 @@ def _narrowed_by_all(
     return possible, used
 
 
-def _narrowed(found: Sequence[catalog.GpuSpec], feature: str, value: str) -> list[catalog.GpuSpec]:
+def _narrowed(possible: Sequence[catalog.GpuSpec], feature: str, value: str) -> list[catalog.GpuSpec]:
     """What a feature leaves of the models found so far, or where none is, what it names itself."""
     named = catalog.variants_of(value)
-    if not found:
+    if not possible:
         return list(named)
-    if kept := [gpu for gpu in found if gpu in named]:
+    if kept := [gpu for gpu in possible if gpu in named]:
         return kept
     match = _MEMORY_FEATURE.fullmatch(feature) or (_MEMORY_FEATURE.fullmatch(value) if value != feature else None)
     if match is None or not (match["gpu"] or match["unit"]):
         return []
-    return [gpu for gpu in found if gpu.memory_gib is not None and int(gpu.memory_gib.value) == int(match["gib"])]
+    return [gpu for gpu in possible if gpu.memory_gib is not None and int(gpu.memory_gib.value) == int(match["gib"])]

@@ -180,15 +180,15 @@ def alive_conditions(ranks: Sequence[RankSample], now_s: float) -> Iterator[Cond
         steps = rank.steps_total or 0
         spent_s = sum((rank.sections_s_total or {}).get(name, 0.0) for name in STEP_SECTIONS)
         limit_s = max(STUCK_S, STUCK_STEPS * spent_s / steps if steps else STUCK_S)
-        there_s = now_s - rank.section_since_s
+        in_section_s = now_s - rank.section_since_s
         yield above(
-            there_s,
+            in_section_s,
             limit_s,
             margin=limit_s / 2,
             name="section_s",
             rule="rank_stuck",
             subject=subject,
-            what=f"{subject} has been in `{rank.section}` for {there_s:.0f} s",
+            what=f"{subject} has been in `{rank.section}` for {in_section_s:.0f} s",
             advice="a rank in `communication` waits for one that is elsewhere: look at the others",
         )
 

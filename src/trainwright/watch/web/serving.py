@@ -27,10 +27,10 @@ def serve(reader: Reader, port: int) -> None:
     listening.listen()
     port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
     print(f"http://127.0.0.1:{port}/{token}/", flush=True)
-    there = f"{getpass.getuser()}@{socket.gethostname()}"
+    host = f"{getpass.getuser()}@{socket.gethostname()}"
     print(
         f"Only this machine can open it, and only with this address. From another:\n"
-        f"  ssh -N -L {port}:127.0.0.1:{port} {there}\nthen open the same address there. Ctrl+C ends it.",
+        f"  ssh -N -L {port}:127.0.0.1:{port} {host}\nthen open the same address there. Ctrl+C ends it.",
         file=sys.stderr,
         flush=True,
     )
