@@ -83,8 +83,9 @@ def test_every_sample_of_a_global_batch_has_one_place(batch: int, ranks: int, ro
             eval_batch_size=made.eval_batch_size,
             gradient_checkpointing=made.gradient_checkpointing,
             offload=made.offload,
-            global_batch_size=made.global_batch_size,
-        ).split.parts(samples, 1 + samples % 7, spread=False)[rank]
+        )
+        .split(made.global_batch_size)
+        .parts(samples, 1 + samples % 7, spread=False)[rank]
         for rank in range(ranks)
     ]
     parts = [part for own in places for part in own]

@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 from real_runs import CompletedRun, RunTrain, WriteJob
 
+from trainwright.errors import UserError
+from trainwright.runs.folder import RunFolder
+from trainwright.train.stopping import StopRequest
+from trainwright.train.worker import run_rank
+
 TASK = """
 from trainwright.train.tasks.causal_lm import CausalLM
 
@@ -183,3 +188,16 @@ def test_harm_06_a_hub_model_keeps_the_commit_that_the_run_began_with(
     assert files == {name: str(first[0] / name) for name in ("config.json", "model.safetensors")}
     gone = Job.model_validate(values | {"model": {"name": "owner/never"}})
     assert base_folder(gone, None) == (None, None)
+
+
+def test_a_plan_for_another_global_batch_is_not_run(tmp_path: Path) -> None:
+    """Both files of the run folder hold it; a rank does not choose between them."""
+    job = {"name": "x", "model": {"name": "m"}, "data": {"path": "d.jsonl"}, "train": {"global_batch_size": 8}}
+    folder = RunFolder(tmp_path)
+    folder.resolved_json.write_text(json.dumps(job))
+    folder.plan_json.write_text(json.dumps({"layout": {"global_batch_size": 16}}))
+    folder.prepared_json.write_text(json.dumps({"model_commit": None}))
+    with pytest.raises(UserError) as caught:
+        run_rank(tmp_path, StopRequest())
+    told = caught.value.render()
+    assert "resolved.json says train.global_batch_size=8, and plan.json is for 16" in told and "hint:" in told

@@ -18,7 +18,7 @@ from trainwright.runs.folder import RunFolder
 from trainwright.runs.records import append
 from trainwright.runs.storage import require_free_space
 from trainwright.runs.writing import read_json, write_json_atomic
-from trainwright.train.assignment import Assignment
+from trainwright.train.assignment import Assignment, require_same_global_batch
 from trainwright.train.balance import Balance
 from trainwright.train.console import environment_lines, model_lines, say
 from trainwright.train.cutting.split import Split
@@ -57,6 +57,7 @@ def run_rank(run_dir: Path, stop: StopRequest) -> ExitCode:
         # The hub may have a newer one by now; a run goes on with the base that it began with.
         pinned = job.model.model_copy(update={"revision": prepared["model_commit"]})
         job = job.model_copy(update={"model": pinned})
+    require_same_global_batch(job, plan["layout"])
     assignment = Assignment.from_environment(plan["layout"])
     start = read_json(folder.attempt_dir(assignment.attempt) / "start.json")
     device = open_device(assignment)
@@ -252,7 +253,7 @@ def hand_to_strategy(model: nn.Module, job: Job, assignment: Assignment, ranks: 
 
 def _balance(job: Job, assignment: Assignment, ranks: Ranks, strategy: Strategy, restored: Restored) -> Balance:
     """Return who computes what from here on: as the checkpoint says, if it is one of as many ranks; else as planned."""
-    split = assignment.split
+    split = assignment.split(job.train.global_batch_size)
     if job.resources.balance == "off" or ranks.world_size == 1:
         return Balance(split, ranks, None, settled=True)
     measured = restored.rank_samples
