@@ -22,8 +22,9 @@ from trainwright.hardware.catalog import GpuSpec, catalog
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.launch.train_run import plan_on
-from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.choose import Plan, choose
 from trainwright.plan.confirmed import Tracing
+from trainwright.plan.wish import Wish
 
 SMALL = {
     "model_type": "llama",

@@ -15,8 +15,9 @@ from trainwright.errors import ExitCode, UserError
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
 from trainwright.job.schema import Job
-from trainwright.plan.choose import Wish, choose
+from trainwright.plan.choose import choose
 from trainwright.plan.options import ZERO, batches, device_sets
+from trainwright.plan.wish import Wish
 
 JOB = """\
 name: qwen

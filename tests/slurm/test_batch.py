@@ -9,9 +9,10 @@ import pytest
 from trainwright.errors import UserError
 from trainwright.hardware.inventory import parse_inventory
 from trainwright.job.loading import load_job
+from trainwright.launch.planning import given_keys
 from trainwright.launch.slurm.allocation import read_allocation
 from trainwright.launch.slurm.batch import is_gone, strategy_lines
-from trainwright.launch.train_run import given_keys, plan_on
+from trainwright.launch.train_run import plan_on
 
 
 @pytest.mark.parametrize(

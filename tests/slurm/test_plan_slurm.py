@@ -14,7 +14,6 @@ from recorded import VERSIONS, recorded_cluster, recorded_waits
 from slurm_bed import Node, SlurmBed
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.estimate.calibration import Calibration
 from trainwright.hardware.slurm.cluster import Cluster
 from trainwright.job.loading import load_job
 from trainwright.launch.slurm.planning import MOST_ASKED
@@ -26,6 +25,7 @@ from trainwright.plan.slurm.shapes import GpuShape, shapes
 from trainwright.plan.slurm.slurm_request import SlurmRequest, slurm_time
 from trainwright.plan.slurm.wait import PastWait, expected_wait
 from trainwright.plan.tuned import LEVELS, MeasuredMicroBatch, Tuned, setting_of
+from trainwright.plan.wish import Wish
 
 JOB = ("preset:paper_r64", "model.name=Qwen/Qwen2.5-7B-Instruct")
 PLAN = ("plan", *JOB, "--slurm", "--samples", "1000")
@@ -195,7 +195,7 @@ def test_the_recorded_outputs_give_the_same_ranking(version: str) -> None:
     """Done-when 1 on both versions: the same cluster, read from text, with the start times that Slurm told then."""
     cluster, job = recorded_cluster(version), load_job(JOB[0], list(JOB[1:]))
     given = {key for key, origin in job.origins.items() if origin.kind != "default"}
-    ask = Ask(amount=Amount(1000), calibration=Calibration(()))
+    ask = Ask(wish=Wish(amount=Amount(1000)))
     asked_at, answers = recorded_waits(version)
     wanted = [shape for shape in shapes(cluster, {}) if (gres_of(shape), shape.nodes) in answers]
     found, _ = planned_requests(job.job, given, wanted, ask)
@@ -332,7 +332,7 @@ def planned_on_recorded(name: str, samples: int, overrides: Sequence[str] = (), 
     job = load_job(JOB[0], [*JOB[1:], *overrides])
     given = {key for key, origin in job.origins.items() if origin.kind != "default"}
     wanted = [shape for shape in shapes(recorded_cluster(VERSIONS[0]), {}) if str(shape) == name]
-    ask = Ask(amount=Amount(samples), calibration=Calibration(()), tuned=tuned)
+    ask = Ask(wish=Wish(amount=Amount(samples), tuned=tuned))
     ((made,), _) = planned_requests(job.job, given, wanted, ask)
     return made
 

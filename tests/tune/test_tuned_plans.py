@@ -11,8 +11,9 @@ import pytest
 
 from trainwright.hardware.inventory_source import asked_inventory
 from trainwright.job.schema import Job
-from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.choose import Plan, choose
 from trainwright.plan.tuned import MeasuredMicroBatch, Tuned, fitting, keep, setting_of, stored_answers
+from trainwright.plan.wish import Wish
 
 GPUS = asked_inventory("a100-80gb:2", "auto").usable
 JOB: dict[str, Any] = {

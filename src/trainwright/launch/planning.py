@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import UserError
-from trainwright.estimate.calibration import Calibration
-from trainwright.estimate.measured_runs import stored_runs
 from trainwright.estimate.traced import traced_memory
-from trainwright.hardware.inventory import Inventory
+from trainwright.hardware.inventory import Device, Inventory
 from trainwright.hardware.inventory_source import asked_inventory, stored_inventory
 from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
-from trainwright.out_of_memory import expanding_by
-from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.choose import Plan, choose
 from trainwright.plan.confirmed import Tracing
 from trainwright.plan.estimates import Amount
 from trainwright.plan.search import GOALS
-from trainwright.plan.tuned import stored_answers
+from trainwright.plan.wish import Wish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,38 +42,42 @@ def plan_job(loaded: LoadedJob, asked: PlanFlags) -> tuple[Job, Plan, Amount]:
     if asked.gpus is not None and asked.inventory is not None:
         raise UserError("`--gpus` and `--inventory` both name GPUs", hints=["leave one of them out"])
     job = loaded.job
-    there = _inventory(job, asked)
-    gpus = job.resources.gpus
-    devices = select_devices(there, gpus) if isinstance(gpus, list) and asked.gpus is None else there.usable
-    amount = Amount(asked.samples or samples_in(job), asked.tokens_per_sample)
-    given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
-    wish = Wish(
+    runs_here = asked.inventory is None and asked.gpus in (None, "auto")
+    if runs_here:
+        inventory, devices, may_leave_idle = devices_here(job, asked.gpus)
+    else:
+        inventory, may_leave_idle = _inventory(job, asked), True
+        gpus = job.resources.gpus
+        by_name = isinstance(gpus, list) and asked.gpus is None
+        devices = select_devices(inventory, gpus) if by_name else inventory.usable
+    wish = Wish.of(
+        job,
+        inventory.host,
+        runs_here=runs_here,
+        may_leave_idle=may_leave_idle,
         goal=asked.goal,  # type: ignore[arg-type]
-        amount=amount,
-        host=there.host,
-        calibration=Calibration(stored_runs()),
-        tuned=stored_answers(),
-        expanding_by=expanding_by(),
-        may_leave_idle=True,
+        samples=asked.samples,
+        tokens_per_sample=asked.tokens_per_sample,
         must_fit=True,
         tracing=Tracing(traced_memory) if asked.trace else None,
     )
-    job, plan = choose(job, given, devices, wish)
-    return job, plan, amount
+    job, plan = choose(job, given_keys(loaded), devices, wish)
+    return job, plan, wish.amount
 
 
-def samples_in(job: Job) -> int | None:
-    """Return the number of examples in the job's data file, None where counting needs more than reading lines."""
-    if job.data.path is None:
-        return None
-    path = Path(job.data.path)
-    if path.suffix != ".jsonl" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        rows = sum(1 for line in file if line.strip())
-    if job.data.limit is not None:
-        rows = min(rows, job.data.limit)
-    return rows if job.data.eval_path is not None else rows - round(rows * job.data.eval_split)
+def given_keys(loaded: LoadedJob) -> set[str]:
+    """Return the keys that the user wrote, dotted."""
+    return {key for key, origin in loaded.origins.items() if origin.kind != "default"}
+
+
+def devices_here(job: Job, gpus: str | None) -> tuple[Inventory, tuple[Device, ...], bool]:
+    """Return this machine's inventory, the devices that the job gets, and whether it may leave some of them idle.
+
+    `gpus` comes before what the job says. GPUs that were named or counted are all used.
+    """
+    inventory = asked_inventory(None, job.resources.device)
+    devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
+    return inventory, devices, gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"
 
 
 def _inventory(job: Job, asked: PlanFlags) -> Inventory:

@@ -28,10 +28,11 @@ from trainwright.job.schema import Job
 from trainwright.launch.multi_node import built_in_trainer, on_nodes
 from trainwright.launch.node import NodeLaunch, torchrun_options
 from trainwright.launch.own_script.script_run import script_ranks
+from trainwright.launch.planning import given_keys
 from trainwright.launch.processes import STOP_SIGNALS
 from trainwright.launch.run_output import tell
 from trainwright.launch.supervision import POLL_S, StopAsked
-from trainwright.launch.train_run import TrainOptions, given_keys, only_show, plan_on, run_planned
+from trainwright.launch.train_run import TrainOptions, only_show, plan_on, run_planned
 from trainwright.plan.choose import Plan
 from trainwright.plan.requirements import require_runnable
 from trainwright.runs.folder import RunFolder

@@ -11,16 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
-from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.figures import Memory
-from trainwright.estimate.measured_runs import record_run, stored_runs
+from trainwright.estimate.measured_runs import record_run
 from trainwright.estimate.request import Request
 from trainwright.estimate.traced import traced_memory
 from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.inventory import Device, Host, Inventory
-from trainwright.hardware.local import local_inventory
 from trainwright.hardware.reading import GIB, NotAvailable
-from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
 from trainwright.launch.own_script.script_run import (
@@ -31,7 +28,7 @@ from trainwright.launch.own_script.script_run import (
     start_script_here,
     write_script_files,
 )
-from trainwright.launch.planning import samples_in
+from trainwright.launch.planning import devices_here, given_keys
 from trainwright.launch.prepare_run import make_ready, make_ready_with_less_memory, write_run_files
 from trainwright.launch.run_end import RunEnd, telling_end
 from trainwright.launch.run_output import tell
@@ -43,14 +40,12 @@ from trainwright.launch.supervision import (
     run_attempts,
     start_here,
 )
-from trainwright.out_of_memory import expanding_by
-from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.plan.choose import Plan, choose
 from trainwright.plan.confirmed import IN_DOUBT, Tracing
-from trainwright.plan.estimates import Amount
+from trainwright.plan.estimates import samples_in
 from trainwright.plan.layout import Layout
-from trainwright.plan.options import lacking
 from trainwright.plan.requirements import require_runnable
-from trainwright.plan.tuned import stored_answers
+from trainwright.plan.wish import Wish
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
 from trainwright.runs.writing import read_json
@@ -180,15 +175,8 @@ def plan_here(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     """Return the job with its global batch settled and the plan for this machine's devices."""
     job = loaded.job
     require_runnable(job)
-    inventory = local_inventory(job.resources.device)
-    devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
-    everything = gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"
-    return plan_on(job, given_keys(loaded), inventory, devices, may_leave_idle=everything)
-
-
-def given_keys(loaded: LoadedJob) -> set[str]:
-    """Return the keys that the user wrote, dotted."""
-    return {key for key, origin in loaded.origins.items() if origin.kind != "default"}
+    inventory, devices, may_leave_idle = devices_here(job, gpus)
+    return plan_on(job, given_keys(loaded), inventory, devices, may_leave_idle=may_leave_idle)
 
 
 def plan_on(
@@ -198,15 +186,12 @@ def plan_on(
 
     The layout of the run's last attempt is taken again where it still fits.
     """
-    wish = Wish(
-        host=inventory.host,
-        calibration=Calibration(stored_runs()),
-        tuned=stored_answers(),
-        expanding_by=expanding_by(),
-        amount=Amount(samples_in(job)),
+    wish = Wish.of(
+        job,
+        inventory.host,
+        runs_here=True,
         may_leave_idle=may_leave_idle,
         keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),
-        lacks=lacking(),
         tracing=Tracing(_traced_aloud, from_share=IN_DOUBT),
     )
     job, plan = choose(job, given, tuple(devices), wish)

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.measured_runs import gpu_model
 from trainwright.hardware.choice import Choice
-from trainwright.hardware.inventory import Device, Host
+from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import GIB
 from trainwright.job.placeholders import names_in
 from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
 from trainwright.job.schema import Job
-from trainwright.plan.confirmed import Tracing, confirmed, told
+from trainwright.plan.confirmed import confirmed, told
 from trainwright.plan.default_rate import default_rate
-from trainwright.plan.estimates import Amount, Estimate
+from trainwright.plan.estimates import Estimate
 from trainwright.plan.job_model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.layout import Layout
 from trainwright.plan.least import Least, by_rule
@@ -34,13 +33,11 @@ from trainwright.plan.requirements import (
 )
 from trainwright.plan.search import Candidate, Goal, SearchRequest, search, weakest_precision
 from trainwright.plan.traced_rule import traced_by_rule
-from trainwright.plan.tuned import Tuned, answer_for, setting_of
+from trainwright.plan.tuned import answer_for, setting_of
+from trainwright.plan.wish import Wish
 
 RATE = "train.learning_rate"
 """The key of the learning rate, among the choices where the job leaves it open."""
-NOT_KNOWN_AMOUNT = Amount()
-NOT_KNOWN_HOST = Host()
-NO_RUNS = Calibration(())
 WORTH_IDLE_GPUS = 0.1
 """A run leaves GPUs idle that it was given only where it is faster by as much: the estimate may be wrong by less."""
 
@@ -101,32 +98,6 @@ class Plan:
             "traces": list(self.traces),
             "alternatives": [_as_data(candidate) for candidate in self.ranked],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What else is asked of a plan than the job says.
-
-    `host` is that of each node, `calibration` what earlier runs measured. `may_leave_idle`: layouts on fewer devices
-    are looked at too. `must_fit`: refuse where nothing fits, with what would; otherwise the least that is too big is
-    planned, with a warning. `keep` is the layout of an earlier attempt, which is taken again where it still fits.
-    `tuned` are the answers of `trainwright tune`: what was measured comes before what is estimated. `lacks` are the
-    strategies whose library is not there: they are taken only where nothing else fits. With `tracing` the chosen layout
-    is one that a traced step allows, where a step of it can be traced; `keep` is not traced again.
-    """
-
-    goal: Goal = "soonest"
-    amount: Amount = NOT_KNOWN_AMOUNT
-    host: Host = NOT_KNOWN_HOST
-    calibration: Calibration = NO_RUNS
-    may_leave_idle: bool = False
-    must_fit: bool = False
-    keep: Layout | None = None
-    tuned: tuple[Tuned, ...] = ()
-    lacks: tuple[str, ...] = ()
-    tracing: Tracing | None = None
-    expanding_by: str | None = None
-    """The environment variable that lets segments of torch's allocator expand where the ranks will run."""
 
 
 ORDINARY_WISH = Wish()
@@ -291,7 +262,7 @@ def _taken(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish)
                 return candidate
     ranked = [c for c in ranked if c.layout.strategy not in wish.lacks and c.why_not is None] or ranked
     best = ranked[0]
-    if wish.must_fit or len(best.devices) == len(devices):
+    if wish.idle_by_goal or len(best.devices) == len(devices):
         return best
     on_all = [c for c in ranked if len(c.devices) == len(devices) and c.why_not is None]
     if not on_all or best.estimate.time is None or on_all[0].estimate.time is None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from trainwright.anatomy import Anatomy
@@ -94,6 +95,20 @@ class Amount:
 
     samples: int | None = None
     tokens_per_sample: int | None = None
+
+
+def samples_in(job: Job) -> int | None:
+    """Return the number of examples in the job's data file, None where counting needs more than reading lines."""
+    if job.data.path is None:
+        return None
+    path = Path(job.data.path)
+    if path.suffix != ".jsonl" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        rows = sum(1 for line in file if line.strip())
+    if job.data.limit is not None:
+        rows = min(rows, job.data.limit)
+    return rows if job.data.eval_path is not None else rows - round(rows * job.data.eval_split)
 
 
 def request_of(job: Job, config: dict[str, Any], layout: Layout, devices: tuple[Device, ...]) -> Request:

@@ -13,7 +13,8 @@ from trainwright.errors import UserError
 from trainwright.hardware.inventory import Inventory
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import AlertsSection, Interval, Job
-from trainwright.launch.train_run import given_keys, plan_on
+from trainwright.launch.planning import given_keys
+from trainwright.launch.train_run import plan_on
 from trainwright.plan.choose import Plan
 from trainwright.scaling.counts import AvailableDevices
 

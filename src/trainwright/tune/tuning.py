@@ -10,20 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.hardware.local import local_inventory
 from trainwright.hardware.reading import GIB
-from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.preset import PREFIX
 from trainwright.job.schema import Job
 from trainwright.launch.less_memory import remedies
+from trainwright.launch.planning import devices_here, given_keys
 from trainwright.launch.run_output import tell
 from trainwright.launch.supervision import StopAsked
-from trainwright.launch.train_run import given_keys
-from trainwright.out_of_memory import expanding_by, first_words
-from trainwright.plan.choose import Plan, Wish, choose
+from trainwright.out_of_memory import first_words
+from trainwright.plan.choose import Plan, choose
 from trainwright.plan.layout import Layout
-from trainwright.plan.options import lacking
 from trainwright.plan.requirements import require_runnable
 from trainwright.plan.search import EVAL_FACTOR
 from trainwright.plan.tuned import (
@@ -36,6 +33,7 @@ from trainwright.plan.tuned import (
     setting_of,
     stored_answers,
 )
+from trainwright.plan.wish import Wish
 from trainwright.runs.folder import RunFolder
 from trainwright.tune.job_file import set_in_job
 from trainwright.tune.probes import HOST_MEMORY, Probes, ProbeWatch, WorkerProbes, evaluations_for, host_left_bytes
@@ -108,11 +106,9 @@ def _planned(loaded: LoadedJob, gpus: str | None) -> tuple[Job, Plan]:
     require_runnable(job)
     if job.script is not None:
         require_micro_batch_field(job)
-    inventory = local_inventory(job.resources.device)
-    devices = select_devices(inventory, gpus if gpus is not None else job.resources.gpus)
-    everything = gpus is None and job.resources.gpus == "auto" and job.resources.ranks == "auto"
-    wish = Wish(host=inventory.host, may_leave_idle=everything, lacks=lacking(), expanding_by=expanding_by())
-    settled, plan = choose(job, given_keys(loaded), tuple(devices), wish)
+    inventory, devices, may_leave_idle = devices_here(job, gpus)
+    wish = Wish.of(job, inventory.host, runs_here=True, may_leave_idle=may_leave_idle)
+    settled, plan = choose(job, given_keys(loaded), devices, dataclasses.replace(wish, tuned=()))
     open_batch = settled.train.model_copy(update={"micro_batch_size": "auto", "gradient_accumulation_steps": "auto"})
     return settled.model_copy(update={"train": open_batch}), plan
 

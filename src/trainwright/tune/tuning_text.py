@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.hardware.reading import GIB
 from trainwright.job.schedule import steps_per_epoch
-from trainwright.launch.planning import samples_in
+from trainwright.plan.estimates import samples_in
 from trainwright.plan.explain import seconds
 from trainwright.plan.reasons import devices_text
 from trainwright.plan.tuned import MeasuredMicroBatch

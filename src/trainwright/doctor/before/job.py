@@ -18,10 +18,10 @@ from trainwright.hardware.reading import GIB
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
-from trainwright.launch.planning import samples_in
 from trainwright.launch.train_run import plan_here
 from trainwright.model_folder import CONFIG, read_model_config, require_whole, wanted_files
 from trainwright.plan.choose import Plan
+from trainwright.plan.estimates import samples_in
 from trainwright.plan.job_model import checkpoint_bytes
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.writing import write_json_atomic

@@ -9,22 +9,20 @@ from datetime import datetime
 from typing import Final
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.estimate.calibration import Calibration
-from trainwright.estimate.measured_runs import stored_runs
+from trainwright.hardware.inventory import Host
 from trainwright.hardware.slurm.cluster import Cluster
 from trainwright.hardware.slurm.cluster_text import notes
 from trainwright.hardware.slurm.commands import local_cluster
 from trainwright.hardware.slurm.gpu_types import told_types
 from trainwright.job.loading import LoadedJob
-from trainwright.launch.planning import samples_in
+from trainwright.launch.planning import given_keys
 from trainwright.launch.slurm.waiting import ask_wait, past_waits
-from trainwright.plan.estimates import Amount
 from trainwright.plan.job_model import require_model
 from trainwright.plan.slurm.planned import Ask, PlannedRequest, gpus_asked_for, planned_requests
 from trainwright.plan.slurm.ranking import STRATEGIES, SlurmPlan, rank, refused, run_s
 from trainwright.plan.slurm.shapes import shapes
 from trainwright.plan.slurm.wait import Wait
-from trainwright.plan.tuned import stored_answers
+from trainwright.plan.wish import Wish
 
 MOST_ASKED: Final = 20
 """Questions to Slurm for one plan: each uses up a job id and a moment of its controller's time."""
@@ -66,14 +64,18 @@ def plan_on_slurm(loaded: LoadedJob, asked: AskedSlurm) -> SlurmPlan:
             exit_code=ExitCode.MISSING,
         )
     ask = Ask(
-        amount=Amount(asked.samples or samples_in(loaded.job), asked.tokens_per_sample),
-        calibration=Calibration(stored_runs()),
-        tuned=stored_answers(),
+        wish=Wish.of(
+            loaded.job,
+            Host(),
+            runs_here=False,
+            may_leave_idle=False,
+            samples=asked.samples,
+            tokens_per_sample=asked.tokens_per_sample,
+        ),
         account=asked.account,
         qos=asked.qos,
     )
-    given = {key for key, origin in loaded.origins.items() if origin.kind != "default"}
-    planned, impossible = planned_requests(loaded.job, given, wanted, ask)
+    planned, impossible = planned_requests(loaded.job, given_keys(loaded), wanted, ask)
     asked_at = datetime.now().astimezone().isoformat(timespec="seconds")
     found = _waits(planned, cluster)
     ranked = rank(found)

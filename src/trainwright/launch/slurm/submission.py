@@ -16,10 +16,10 @@ from trainwright.hardware.reading import printable
 from trainwright.hardware.slurm.commands import TIMEOUT_S, run_slurm, slurm_output
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
+from trainwright.launch.planning import given_keys
 from trainwright.launch.run_output import tell
 from trainwright.launch.slurm.batch_script import ScriptInput, sbatch_options, script_text
 from trainwright.launch.slurm.jobs import find_job
-from trainwright.launch.train_run import given_keys
 from trainwright.plan.job_model import checkpoint_bytes
 from trainwright.plan.requirements import require_runnable
 from trainwright.plan.slurm.slurm_request import SlurmRequest

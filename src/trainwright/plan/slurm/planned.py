@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.estimate.calibration import Calibration
 from trainwright.estimate.time import RunTime
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Host, written_devices
 from trainwright.hardware.reading import GIB, MIB
 from trainwright.job.schema import Job
-from trainwright.out_of_memory import expanding_by
-from trainwright.plan.choose import Plan, Wish, choose
-from trainwright.plan.estimates import Amount
+from trainwright.plan.choose import Plan, choose
 from trainwright.plan.explain import seconds
 from trainwright.plan.reasons import devices_text
 from trainwright.plan.slurm.shapes import GpuShape, NodeKeys
 from trainwright.plan.slurm.slurm_request import SlurmRequest
-from trainwright.plan.tuned import Tuned
+from trainwright.plan.wish import Wish
 
 SPARE_MEMORY: Final = 1.25
 """Times the estimate of host memory: Slurm ends a job that needs more than it asked for."""
@@ -63,11 +61,9 @@ class Impossible:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a request has besides the GPUs, and what is known for the estimate."""
+    """What a request has besides the GPUs, and what is wished of each plan, whatever the host."""
 
-    amount: Amount
-    calibration: Calibration
-    tuned: tuple[Tuned, ...] = ()
+    wish: Wish
     account: str | None = None
     qos: str | None = None
 
@@ -171,13 +167,7 @@ class _Planner:
         if [len(keys) for keys in known] != [len(keys) for keys in nodes]:
             raise _DoesNotRunError("it may bring GPUs that the catalogue does not know")
         if (nodes, memory_mib) not in self._known:
-            wish = Wish(
-                amount=self._ask.amount,
-                calibration=self._ask.calibration,
-                host=Host(memory_total_bytes=memory_mib * MIB),
-                tuned=self._ask.tuned,
-                expanding_by=expanding_by(),  # sbatch hands its environment on
-            )
+            wish = dataclasses.replace(self._ask.wish, host=Host(memory_total_bytes=memory_mib * MIB))
             try:
                 self._known[nodes, memory_mib] = choose(self._job, self._given, written_devices(known), wish)
             except UserError as error:
