@@ -171,6 +171,11 @@ class Request:
                 problems.append(f"{name}: must be at least 1, is {getattr(self, name)}")
         if not 0 < self.learned_share <= 1:
             problems.append(f"learned_share: must be above 0 and at most 1, is {self.learned_share}")
+        return problems + self._contradictions()
+
+    def _contradictions(self) -> list[str]:
+        """Return which values, each of them possible, do not go together."""
+        problems = []
         if self.strategy == "single" and self.world_size != 1:
             problems.append(f"world_size: strategy single runs 1 rank, not {self.world_size}")
         if self.sync_each_micro_batch and self.strategy != "fsdp2":
@@ -179,17 +184,17 @@ class Request:
             problems.append("two_depths: is for the strategies single and fsdp2")
         if self.repeated_heads and self.attention != "flash_attention_2":
             problems.append("repeated_heads: is for the attention flash_attention_2")
-        parts = get_args(FusedPart)
-        problems += [
-            f"fused_kernels: has {part!r}; there are {', '.join(parts)}"
-            for part in self.fused_kernels
-            if part not in parts
-        ]
+        problems += self._unknown_kernels()
         if self.recipe == "trainwright" and {"loss", "output_loss"} & set(self.fused_kernels):
             problems.append("fused_kernels: the workers have a loss of their own, the model's is recipe transformers")
         if self.device == "cpu" and self.method.type == "qlora":
             problems.append("method.type: qlora is traced on cuda only")
         return problems
+
+    def _unknown_kernels(self) -> list[str]:
+        parts = get_args(FusedPart)
+        unknown = [part for part in self.fused_kernels if part not in parts]
+        return [f"fused_kernels: has {part!r}; there are {', '.join(parts)}" for part in unknown]
 
 
 def _unknown(data: Mapping[str, Any], kind: type, prefix: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import importlib.metadata
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,9 +131,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Collecti
         if group != "inputs"
     }
     inputs, uncompared = _compared_inputs(before["inputs"], now["inputs"])
-    schedule = [difference for difference in differences["schedule"] if difference.key != PEAK]
-    if not schedule and not differences["batch"]:
-        schedule = differences["schedule"]
+    schedule = _without_what_follows(differences["schedule"], differences["batch"])
     unconsented = [d for d in schedule + differences["batch"] + inputs if d.consent not in allowed]
     if any(difference.key == "data" for difference in differences["fixed"]):
         differences["fixed"] += differences.get("template", [])
@@ -141,17 +139,20 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Collecti
     uncountable = [d for d in differences["batch"] if by_steps and d not in unconsented]
     refused = differences["fixed"] + unconsented + uncountable
     every = differences["fixed"] + differences["batch"] + schedule + inputs + differences["geometry"]
-    if refused:
-        level = Level.REFUSED
-    elif schedule or differences["batch"]:
-        level = Level.EVERY_SAMPLE
-    elif inputs:
-        level = Level.OTHER_FILES
-    elif differences["geometry"]:
-        level = Level.SAME_STEPS
-    else:
-        level = Level.EXACT
+    worst_first = (
+        (Level.REFUSED, refused),
+        (Level.EVERY_SAMPLE, schedule + differences["batch"]),
+        (Level.OTHER_FILES, inputs),
+        (Level.SAME_STEPS, differences["geometry"]),
+    )
+    level = next((level for level, reasons in worst_first if reasons), Level.EXACT)
     return Verdict(level, tuple(every), tuple(refused), uncompared)
+
+
+def _without_what_follows(schedule: list[FieldDifference], batch: Sequence[FieldDifference]) -> list[FieldDifference]:
+    """Return the changes of the schedule; that of the peak, which follows from others, only where it is alone."""
+    others = [difference for difference in schedule if difference.key != PEAK]
+    return others if others or batch else schedule
 
 
 def _inputs(prepared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

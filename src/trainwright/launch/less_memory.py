@@ -41,36 +41,44 @@ def smaller(job: Job, layout: Layout, doing: Doing, cause: str) -> LayoutChange 
     half the micro-batch and twice the accumulation (or half the evaluation's batch), down to one sample; then gradient
     checkpointing; then the most sparing way to share the model.
     """
-    may_sync = layout.strategy == "fsdp2" and job.train.sync_each_micro_batch == "auto"
     if doing == "evaluation" and layout.eval_batch_size > 1:
         half = layout.eval_batch_size // 2
         reason = f"half of {layout.eval_batch_size}: {cause}"
-        return LayoutChange(
-            dataclasses.replace(layout, eval_batch_size=half), {"eval.batch_size": Choice(half, reason)}
-        )
+        return _change(layout, {"eval_batch_size": half}, {"eval.batch_size": Choice(half, reason)})
+    sparing = _in_training(job, layout, cause) if doing == "training" else None
+    return sparing or _shared_more(job, layout, cause)
+
+
+def _change(layout: Layout, values: Mapping[str, Any], choices: dict[str, Choice[Any]]) -> LayoutChange:
+    return LayoutChange(dataclasses.replace(layout, **values), choices)
+
+
+def _in_training(job: Job, layout: Layout, cause: str) -> LayoutChange | None:
+    """Return what makes a step need less, None where all of it is done already or was decided by the job."""
+    may_sync = layout.strategy == "fsdp2" and job.train.sync_each_micro_batch == "auto"
     keeps_whole = layout.gradient_accumulation_steps > 1 and not layout.sync_each_micro_batch
-    if doing == "training" and may_sync and keeps_whole:
-        reason = f"gradients are reduced at once instead of kept whole: {cause}"
-        changed = dataclasses.replace(layout, sync_each_micro_batch=True)
-        return LayoutChange(changed, {"train.sync_each_micro_batch": Choice(True, reason)})
-    if doing == "training" and layout.micro_batch_size > 1:
+    if may_sync and keeps_whole:
+        choice = Choice(True, f"gradients are reduced at once instead of kept whole: {cause}")
+        return _change(layout, {"sync_each_micro_batch": True}, {"train.sync_each_micro_batch": choice})
+    if layout.micro_batch_size > 1:
         return _half_the_micro_batch(layout, cause, may_sync=may_sync)
-    if doing == "training" and job.train.gradient_checkpointing == "auto" and not layout.gradient_checkpointing:
-        reason = f"activations are computed twice instead of kept: {cause}"
-        changed = dataclasses.replace(layout, gradient_checkpointing=True)
-        return LayoutChange(changed, {"train.gradient_checkpointing": Choice(True, reason)})
+    if job.train.gradient_checkpointing == "auto" and not layout.gradient_checkpointing:
+        choice = Choice(True, f"activations are computed twice instead of kept: {cause}")
+        return _change(layout, {"gradient_checkpointing": True}, {"train.gradient_checkpointing": choice})
+    return None
+
+
+def _shared_more(job: Job, layout: Layout, cause: str) -> LayoutChange | None:
     sharing = _most_sparing(job, layout)
     if sharing is None:
         return None
-    changed = dataclasses.replace(
-        layout, strategy=sharing.strategy, offload=sharing.offload, sync_each_micro_batch=False
-    )
     choices: dict[str, Choice[Any]] = {}
     if sharing.strategy != layout.strategy:
         choices["resources.strategy"] = Choice(sharing.strategy, f"keeps the least on each rank: {cause}")
     if sharing.offload != layout.offload:
         choices["resources.offload"] = Choice(sharing.offload, f"kept in host memory: {cause}")
-    return LayoutChange(changed, choices)
+    values = {"strategy": sharing.strategy, "offload": sharing.offload, "sync_each_micro_batch": False}
+    return _change(layout, values, choices)
 
 
 def _half_the_micro_batch(layout: Layout, cause: str, *, may_sync: bool) -> LayoutChange:

@@ -65,10 +65,8 @@ def one_of_nodes(rank: int | None, nodes: int | None, meeting: str | None) -> On
         problems.append("one node needs none of these")
     elif rank is not None and nodes is not None and not 0 <= rank < nodes:
         problems.append(f"--node-rank {rank}: the nodes are 0 to {nodes - 1}")
-    found = _MEETING.fullmatch(meeting or "")
-    host = (found["bracketed"] or found["host"]) if found else ""
-    port = int(found["port"]) if found else 0
-    if meeting is not None and not (HOST.fullmatch(host) and 0 < port < 65536):
+    address = None if meeting is None else _host_and_port(meeting)
+    if meeting is not None and address is None:
         problems.append(f"--rdzv {meeting!r}: not HOST:PORT, an address of node 0 and a free port there")
     if problems:
         raise UserError(
@@ -76,8 +74,16 @@ def one_of_nodes(rank: int | None, nodes: int | None, meeting: str | None) -> On
             problems=problems,
             hints=["on each node, with its own number: --node-rank 0 --nnodes 2 --rdzv 10.0.0.1:29500"],
         )
-    assert rank is not None and nodes is not None
-    return OneOfNodes(rank, nodes, host, port)
+    assert rank is not None and nodes is not None and address is not None
+    return OneOfNodes(rank, nodes, *address)
+
+
+def _host_and_port(meeting: str) -> tuple[str, int] | None:
+    match = _MEETING.fullmatch(meeting)
+    if match is None:
+        return None
+    host, port = match["bracketed"] or match["host"], int(match["port"])
+    return (host, port) if HOST.fullmatch(host) and 0 < port < 65536 else None
 
 
 def train_on_this_node(loaded: LoadedJob, me: OneOfNodes, options: TrainOptions) -> ExitCode:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.job.batch_schedule import Position
-from trainwright.launch.contract import TEMPLATE, Level, Verdict, compare
+from trainwright.launch.contract import TEMPLATE, FieldDifference, Level, Verdict, compare
 from trainwright.runs.checkpoints import CorruptCheckpoint, Manifest, newest_valid, verify
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.manifest import MANIFEST_NAME
@@ -116,43 +116,64 @@ def _checkpoint(folder: RunFolder, resume: str | None) -> tuple[Path | None, Man
 
 def _require_state(manifest: Manifest) -> None:
     """Refuse a manifest that is whole and holds nonsense where a run would go on from."""
-    position, best, shares = (manifest.state.get(name) for name in ("position", "best", "rank_samples"))
-    counts = [whole(position, field.name) for field in fields(Position)] if isinstance(position, dict) else [None]
-    sound = all(count is not None and count >= 0 for count in counts)
-    if isinstance(best, dict):
-        sound = sound and whole(best, "step") is not None and number(best, "eval_loss") is not None
-    elif best is not None:
-        sound = False
-    if shares is not None:
-        sound = sound and isinstance(shares, list) and all(type(share) is int and share >= 0 for share in shares)
-    sound = sound and all(isinstance(group, dict) for group in manifest.contract.values())
-    if not sound or not isinstance(manifest.state.get("scalars", {}), dict):
+    state = manifest.state
+    sound = (
+        _is_position(state.get("position"))
+        and _is_best(state.get("best"))
+        and _are_shares(state.get("rank_samples"))
+        and isinstance(state.get("scalars", {}), dict)
+        and all(isinstance(group, dict) for group in manifest.contract.values())
+    )
+    if not sound:
         raise CorruptCheckpoint(f"{MANIFEST_NAME} does not say where the run stood, or under what contract")
 
 
+def _is_position(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    counts = [whole(value, field.name) for field in fields(Position)]
+    return all(count is not None and count >= 0 for count in counts)
+
+
+def _is_best(value: object) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    return whole(value, "step") is not None and number(value, "eval_loss") is not None
+
+
+def _are_shares(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(type(share) is int and share >= 0 for share in value))
+
+
 def _refusal(what: str, folder: RunFolder, verdict: Verdict) -> UserError:
-    consents = list(dict.fromkeys(d.consent for d in verdict.refused if d.consent is not None))
-    hints = []
-    if all(difference.consent is not None for difference in verdict.refused):
-        hints.append("to go on all the same: " + " ".join(f"--allow {key}" for key in consents))
-    if any(difference.key == "train.global_batch_size" for difference in verdict.refused):
-        hints.append("with train.max_steps the end would move: give train.num_train_epochs instead")
-    template = next((d for d in verdict.refused if d.key == TEMPLATE), None)
+    return UserError(
+        f"{what} in {folder.path} was made by a different job",
+        problems=[str(difference) for difference in verdict.refused],
+        hints=[
+            *_consent_hints(verdict.refused),
+            *_data_hints(verdict.refused),
+            "undo the change, or give the run another `name`",
+            "`--fresh` starts again from nothing; the old folder is kept under another name",
+        ],
+    )
+
+
+def _consent_hints(refused: Sequence[FieldDifference]) -> Iterator[str]:
+    consents = list(dict.fromkeys(difference.consent for difference in refused))
+    if None not in consents:
+        yield "to go on all the same: " + " ".join(f"--allow {key}" for key in consents)
+    if any(difference.key == "train.global_batch_size" for difference in refused):
+        yield "with train.max_steps the end would move: give train.num_train_epochs instead"
+
+
+def _data_hints(refused: Sequence[FieldDifference]) -> Iterator[str]:
+    template = next((difference for difference in refused if difference.key == TEMPLATE), None)
     if template is not None and template.before is None:
-        hints.append(
+        yield (
             "a run that was begun before there was data.template had nothing between prompt and response: "
             "data.template=none goes on with it"
         )
     elif template is not None:
-        hints.append(f"to go on with what the run has learned from: data.template={shlex.quote(template.before)}")
-    elif any(difference.key == "data" for difference in verdict.refused):
-        hints.append("data.path no longer gives the examples that the run has learned from: restore the data")
-    hints += [
-        "undo the change, or give the run another `name`",
-        "`--fresh` starts again from nothing; the old folder is kept under another name",
-    ]
-    return UserError(
-        f"{what} in {folder.path} was made by a different job",
-        problems=[str(difference) for difference in verdict.refused],
-        hints=hints,
-    )
+        yield f"to go on with what the run has learned from: data.template={shlex.quote(template.before)}"
+    elif any(difference.key == "data" for difference in refused):
+        yield "data.path no longer gives the examples that the run has learned from: restore the data"

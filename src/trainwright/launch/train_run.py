@@ -109,8 +109,9 @@ def run_planned(
     """
     if job.script is None:
         require_train_extra()
-    start_ranks = start_ranks or (start_here if job.script is None else start_script_here(job, plan))
-    run = _run_built_in if job.script is None else _run_script
+        run, usual_start = _run_built_in, start_here
+    else:
+        run, usual_start = _run_script, start_script_here(job, plan)
     folder.create()
     with lock or RunLock(folder):
         if options.fresh:
@@ -119,16 +120,20 @@ def run_planned(
             tell(line)
         with telling or telling_end(folder, job) as end:
             attempt = folder.attempt
-            code = run(folder, job, plan, options, stop, start_ranks)
+            code = run(folder, job, plan, options, stop, start_ranks or usual_start)
             if code is not ExitCode.DONE or folder.attempt != attempt:  # else there was nothing left to do
                 end.code = ExitCode.STOPPED if stop.times >= HARD_STOP_AFTER else code
     if code is ExitCode.DONE and job.script is None:
-        not_kept = record_run(folder)
-        if not_kept is not None and plan.estimate is not None:
-            tell(not_kept)
+        _keep_measurements(folder, plan)
     if code is ExitCode.DONE:
         print(folder.final_model_dir if job.script is None else folder.output_dir)
     return code
+
+
+def _keep_measurements(folder: RunFolder, plan: Plan) -> None:
+    not_kept = record_run(folder)
+    if not_kept is not None and plan.estimate is not None:
+        tell(not_kept)
 
 
 def _run_built_in(

@@ -256,19 +256,23 @@ def _sets(job: Job, devices: tuple[Device, ...], wish: Wish) -> list[tuple[Devic
 
 def _taken(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish) -> Candidate:
     """Return the best candidate; one that leaves GPUs idle only where that is worth it, or asked for by the goal."""
-    if wish.keep is not None:
-        for candidate in ranked:
-            if candidate.layout == wish.keep and candidate.why_not is None:
-                return candidate
-    ranked = [c for c in ranked if c.layout.strategy not in wish.lacks and c.why_not is None] or ranked
+    fitting = [candidate for candidate in ranked if candidate.why_not is None]
+    kept = [candidate for candidate in fitting if candidate.layout == wish.keep]
+    if kept:
+        return kept[0]
+    ranked = [candidate for candidate in fitting if candidate.layout.strategy not in wish.lacks] or ranked
     best = ranked[0]
-    if wish.idle_by_goal or len(best.devices) == len(devices):
+    if wish.idle_by_goal:
         return best
-    on_all = [c for c in ranked if len(c.devices) == len(devices) and c.why_not is None]
-    if not on_all or best.estimate.time is None or on_all[0].estimate.time is None:
-        return best
-    gain = on_all[0].estimate.time.step_s / best.estimate.time.step_s - 1
-    return best if gain >= WORTH_IDLE_GPUS else on_all[0]
+    on_all = next((c for c in ranked if len(c.devices) == len(devices) and c.why_not is None), None)
+    return best if on_all is None or _is_worth_idle_gpus(best, on_all) else on_all
+
+
+def _is_worth_idle_gpus(best: Candidate, on_all: Candidate) -> bool:
+    """Whether a run is so much faster that what it leaves idle may be; also where nobody knows how fast it is."""
+    if best.estimate.time is None or on_all.estimate.time is None:
+        return True
+    return on_all.estimate.time.step_s / best.estimate.time.step_s - 1 >= WORTH_IDLE_GPUS
 
 
 def _nothing_fits(

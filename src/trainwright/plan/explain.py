@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainwright.estimate.figures import StepTime
 from trainwright.estimate.time import busy_bars, pace_bars
@@ -111,35 +111,12 @@ def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
         yield from _steps(job, amount)
         return
     estimate = plan.estimate
-    memory = estimate.memory
     yield "Estimate"
     for basis in (estimate.memory_basis, estimate.time_basis):
         if basis is not None and basis.note is not None:
             yield f"  {'memory' if basis is estimate.memory_basis else 'time'} {basis.note}"
-    yield f"  memory of each GPU  {_use(estimate)}"
-    yield f"    {_by_part(memory.parts_bytes, GIB, 'GiB')}"
-    yield f"    highest at: {memory.peak}"
-    outside = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory.outside_bytes.items())
-    yield (
-        f"    allocated {memory.allocated_bytes / GIB:.2f} GiB, reserved {memory.reserved_bytes / GIB:.2f}, "
-        f"in nvidia-smi {memory.device_bytes / GIB:.2f}" + (f" ({outside})" if outside else "")
-    )
-    yield from (f"    {trace}" for trace in plan.traces)
-    if memory.evaluation_bytes is not None:
-        yield f"    evaluation: allocated {memory.evaluation_bytes / GIB:.2f} GiB"
-    if estimate.host is not None:
-        yield f"  host memory         {estimate.host.node_bytes / GIB:.1f} GiB a node"
-    if estimate.time is None:
-        yield f"  time                not estimated: {estimate.no_time}"
-    else:
-        time = estimate.time
-        yield f"  step                {seconds(time.step_s)} ({seconds(time.low_s)} to {seconds(time.high_s)})"
-        yield f"    {_by_part(time.parts_s, 1.0, 's')}"
-        yield f"    the pace is set by: {time.limit}"
-        tokens = job.train.global_batch_size * (amount.tokens_per_sample or job.data.max_length)
-        known = "" if amount.tokens_per_sample else " if every sample is max_length long"
-        yield f"    {tokens / time.step_s:,.0f} tokens a second{known}"
-        yield from _pace(estimate, time, [device.name for device in plan.devices])
+    yield from _memory(estimate, plan.traces)
+    yield from _time(job, estimate, amount, [device.name for device in plan.devices])
     yield from _steps(job, amount)
     if estimate.run is not None:
         run = estimate.run
@@ -149,6 +126,37 @@ def _figures(job: Job, plan: Plan, amount: Amount) -> Iterator[str]:
         )
     elif estimate.time is not None:
         yield "  run                 not known without the number of samples: --samples N"
+
+
+def _memory(estimate: Estimate, traces: Sequence[str]) -> Iterator[str]:
+    memory = estimate.memory
+    yield f"  memory of each GPU  {_use(estimate)}"
+    yield f"    {_by_part(memory.parts_bytes, GIB, 'GiB')}"
+    yield f"    highest at: {memory.peak}"
+    outside = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory.outside_bytes.items())
+    yield (
+        f"    allocated {memory.allocated_bytes / GIB:.2f} GiB, reserved {memory.reserved_bytes / GIB:.2f}, "
+        f"in nvidia-smi {memory.device_bytes / GIB:.2f}" + (f" ({outside})" if outside else "")
+    )
+    yield from (f"    {trace}" for trace in traces)
+    if memory.evaluation_bytes is not None:
+        yield f"    evaluation: allocated {memory.evaluation_bytes / GIB:.2f} GiB"
+    if estimate.host is not None:
+        yield f"  host memory         {estimate.host.node_bytes / GIB:.1f} GiB a node"
+
+
+def _time(job: Job, estimate: Estimate, amount: Amount, names: list[str]) -> Iterator[str]:
+    time = estimate.time
+    if time is None:
+        yield f"  time                not estimated: {estimate.no_time}"
+        return
+    yield f"  step                {seconds(time.step_s)} ({seconds(time.low_s)} to {seconds(time.high_s)})"
+    yield f"    {_by_part(time.parts_s, 1.0, 's')}"
+    yield f"    the pace is set by: {time.limit}"
+    tokens = job.train.global_batch_size * (amount.tokens_per_sample or job.data.max_length)
+    known = "" if amount.tokens_per_sample else " if every sample is max_length long"
+    yield f"    {tokens / time.step_s:,.0f} tokens a second{known}"
+    yield from _pace(estimate, time, names)
 
 
 def _pace(estimate: Estimate, time: StepTime, names: list[str]) -> Iterator[str]:
@@ -251,18 +259,18 @@ def _use(estimate: Estimate) -> str:
     peak = estimate.peak_bytes / GIB
     if estimate.capacity is None or estimate.used_share is None:
         return f"{peak:.1f} GiB; how much there is, is not known"
-    there = estimate.capacity.total_bytes / GIB
-    return f"{peak:.1f} of {there:.1f} GiB ({estimate.used_share:.0%}; {estimate.capacity.reason})"
+    capacity = estimate.capacity.total_bytes / GIB
+    return f"{peak:.1f} of {capacity:.1f} GiB ({estimate.used_share:.0%}; {estimate.capacity.reason})"
 
 
 def _by_part(parts: Mapping[str, float] | Mapping[str, int], unit: float, name: str) -> str:
     whole = sum(parts.values())
     large = [(part, size) for part, size in parts.items() if size >= SMALLEST_PART * whole]
     rest = whole - sum(size for _, size in large)
-    told = [f"{part} {size / unit:.2f}" for part, size in sorted(large, key=lambda item: -item[1])]
+    figures = [f"{part} {size / unit:.2f}" for part, size in sorted(large, key=lambda item: -item[1])]
     if rest > 0:
-        told.append(f"other {rest / unit:.2f}")
-    return ", ".join(told) + f" {name}"
+        figures.append(f"other {rest / unit:.2f}")
+    return ", ".join(figures) + f" {name}"
 
 
 def seconds(value: float) -> str:

@@ -111,14 +111,17 @@ def by_rule(
             raise error.missing from None
         return _of_unknown_size(job, given, devices, error.missing.message)
     kept = [one for one in found if one.layout == keep]
-    fitting = [one for one in found if one.fits]
-    fitting = kept or [one for one in fitting if one.layout.strategy not in lacks] or fitting
-    if fitting:
-        return fitting[0]
+    usable = kept or _with_libraries([one for one in found if one.fits], lacks)
+    if usable:
+        return usable[0]
     if must_fit:
         raise _nothing_fits(job, given, devices, host, model, found)
-    within_reach = [one for one in found if one.layout.strategy not in lacks] or found
-    return min(within_reach, key=lambda one: 0 if one.least is None else one.least.total_bytes)
+    return min(_with_libraries(found, lacks), key=lambda one: 0 if one.least is None else one.least.total_bytes)
+
+
+def _with_libraries(layouts: list[Unestimated], lacks: Sequence[str]) -> list[Unestimated]:
+    """Return the layouts whose strategy has its library; all of them where none has."""
+    return [one for one in layouts if one.layout.strategy not in lacks] or layouts
 
 
 def _of_unknown_size(job: Job, given: frozenset[str], devices: tuple[Device, ...], why: str) -> Unestimated:

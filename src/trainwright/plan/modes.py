@@ -95,13 +95,21 @@ def answer_mode(
     alone: list[tuple[int, ...]] = [(number,) for number, room in enumerate(rooms) if size.fits([room])]
     if gpus_per_replica in (None, 1) and alone:
         return _whole_copies(asked, alone, len(devices), size, figures)
+    return _divided_copies(asked, rooms, gpus_per_replica, size, figures)
+
+
+def _divided_copies(
+    asked: GpuMode, rooms: Sequence[int], gpus_per_replica: int | None, size: _Size, figures: str
+) -> AnswerMode:
+    """Return copies that each have their layers over several GPUs."""
     needed, groups = _groups(size, rooms, gpus_per_replica)
-    if asked == "single" or (asked == "data_parallel" and gpus_per_replica in (None, 1)) or not groups:
+    of_one_gpu = gpus_per_replica in (None, 1)
+    if asked == "single" or (asked == "data_parallel" and of_one_gpu) or not groups:
         raise UserError(
             f"gpu_mode={asked} puts the whole model on one GPU, where it does not fit: {figures}"
-            if gpus_per_replica in (None, 1)
+            if of_one_gpu
             else f"the model does not fit on {_gpus(gpus_per_replica or 1)}: {figures}",
-            hints=_instead(needed, len(devices)),
+            hints=_instead(needed, len(rooms)),
             exit_code=ExitCode.NO_PLAN_FITS,
         )
     count = len(groups[0])

@@ -47,37 +47,30 @@ def device_sets(devices: Sequence[Device], count: int | None = None) -> list[tup
     kinds: dict[tuple[str, str], list[Device]] = {}
     for device in devices:
         kinds.setdefault((device.name, str(device.memory_total_bytes)), []).append(device)
-    found: dict[tuple[Device, ...], None] = {}
-    for alike in kinds.values():
-        nodes = sorted({device.node for device in alike})
-        on_first = [device for device in alike if device.node == nodes[0]]
-        for size in range(1, len(on_first) + 1):
-            if size <= 4 or size % 2 == 0 or size in (len(on_first), count):
-                found[tuple(on_first[:size])] = None
-        for number in range(2, len(nodes) + 1):
-            found[tuple(device for device in alike if device.node in nodes[:number])] = None
+    of_one_model = dict.fromkeys(chosen for alike in kinds.values() for chosen in _sets_of(alike, count))
     if count is None:
-        found[tuple(devices)] = None
-        return list(found)
-    sized = [chosen for chosen in found if len(chosen) == count]
+        return list(of_one_model | {tuple(devices): None})
+    sized = [chosen for chosen in of_one_model if len(chosen) == count]
     return sized or [tuple(devices[:count])]
+
+
+def _sets_of(alike: Sequence[Device], count: int | None) -> Iterator[tuple[Device, ...]]:
+    """Yield the sets of devices of one model: some of the first node, then whole nodes."""
+    nodes = sorted({device.node for device in alike})
+    on_first = [device for device in alike if device.node == nodes[0]]
+    for size in range(1, len(on_first) + 1):
+        if size <= 4 or size % 2 == 0 or size in (len(on_first), count):
+            yield tuple(on_first[:size])
+    for number in range(2, len(nodes) + 1):
+        yield tuple(device for device in alike if device.node in nodes[:number])
 
 
 def sharings(job: Job, ranks: int, kind: str) -> list[Sharing]:
     """Return the strategies and offloads that the job allows on `ranks`, the simplest first."""
     asked, offload = job.resources.strategy, job.resources.offload
-    if asked != "auto":
-        strategies: Sequence[str] = (asked,)
-    elif offload != "none":
-        strategies = ("zero2", "zero3") if offload == "optimizer" else ("zero3",)
-    elif ranks == 1:
-        strategies = ("single", "zero3")
-    else:
-        strategies = ("ddp", "fsdp2", "zero2", "zero3")
+    strategies = _unasked(job, ranks) if asked == "auto" else (asked,)
     found = []
     for strategy in strategies:
-        if asked == "auto" and not _suits(job, strategy):
-            continue
         offloads = [offload] if offload != "none" or kind != "cuda" or not strategy.startswith("zero") else OFFLOADS
         for kept in offloads:
             pointless = asked == "auto" and strategy == "zero3" and ranks == 1 and kept == "none"
@@ -85,6 +78,13 @@ def sharings(job: Job, ranks: int, kind: str) -> list[Sharing]:
             if not (pointless or impossible) and (kept == "none" or _suits(job, "zero3")):
                 found.append(Sharing(strategy, kept))
     return found
+
+
+def _unasked(job: Job, ranks: int) -> list[str]:
+    """Return the strategies to try where the job names none."""
+    with_offload = {"optimizer": ("zero2", "zero3"), "optimizer+parameters": ("zero3",)}
+    without = ("single", "zero3") if ranks == 1 else ("ddp", "fsdp2", "zero2", "zero3")
+    return [strategy for strategy in with_offload.get(job.resources.offload, without) if _suits(job, strategy)]
 
 
 def _suits(job: Job, strategy: str) -> bool:

@@ -86,12 +86,7 @@ class StepLoop:
                 if batch.before.step == began_at:
                     self._rehearse_evaluation()
                 last = self.course.is_finished(self.position)
-                self.eval_due = self.eval_data is not None and (last or self.course.is_due(self.job.eval.every, batch))
-                improved = False
-                if self.eval_due and not stop_asked:
-                    outcome = self._evaluate(self.position)
-                    stop_asked = outcome is None
-                    improved = bool(outcome)
+                stop_asked, improved = self._evaluate_after(batch, stop_asked, last)
                 saving = stop_asked or last or improved or self.course.is_due(self.job.checkpoint.every, batch)
                 if self._rebalance(saving) or saving:
                     self._save()
@@ -165,6 +160,14 @@ class StepLoop:
         summed = float(loss_sum)
         self.balance.note(computed)
         return summed
+
+    def _evaluate_after(self, batch: Batch, stop_asked: bool, last: bool) -> tuple[bool, bool]:
+        """Evaluate where that is due after a step; return whether a stop is asked for by now, and if it is the best."""
+        self.eval_due = self.eval_data is not None and (last or self.course.is_due(self.job.eval.every, batch))
+        if stop_asked or not self.eval_due:
+            return stop_asked, False
+        improved = self._evaluate(self.position)
+        return improved is None, bool(improved)
 
     def _evaluate(self, position: Position) -> bool | None:
         """Evaluate; return whether it is the best so far, None if a stop came first."""

@@ -112,8 +112,7 @@ def _train(
     train_data = TokenDataset(Path(prepared["train"]["cache"]))
     eval_data = TokenDataset(Path(prepared["eval"]["cache"])) if prepared["eval"] else None
     course = BatchSchedule.of(job.train, samples=len(train_data))
-    learning_rate = plan["learning_rate"]
-    curve = LearningRate.of(job.train, peak=learning_rate, total_samples=course.total_samples)
+    curve = LearningRate.of(job.train, peak=plan["learning_rate"], total_samples=course.total_samples)
 
     with RunningOut("starting", ranks.device):
         model = build_assigned(job, task.auto_model_class(), tokenizer, assignment, ranks)
@@ -154,55 +153,72 @@ def _train(
         probe(loop, start["probe"])
         return ExitCode.DONE
     if ranks.is_first:
-        require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
-        for line in model_lines(count, assignment, job.train.global_batch_size):
-            say(line)
-        say(
-            f"Course: {len(train_data):,} samples, {course.steps_per_epoch:,} steps an epoch, "
-            f"{sections.total_steps:,} steps in all; from step {position.step:,}"
-        )
-        loop.tracking = Tracking(job, folder, attempt=assignment.attempt, resumed_step=position.step)
-        append(folder.events_jsonl, {"event": "started", "attempt": assignment.attempt, "step": position.step, **found})
-        write_json_atomic(
-            folder.training_config_json, training_config(job, count, assignment, ranks, found, learning_rate)
-        )
+        _begin_records(loop, count, found)
     finished = loop.run()
-    measured = ranks.gather(loop.measuring.figures())
-    if ranks.is_first:
-        for rank, figures in enumerate(measured):
-            if figures is not None:
-                place = {"attempt": assignment.attempt, "rank": rank}
-                append(folder.events_jsonl, {"event": "measured", **place, **figures})
-        event = {"event": "finished" if finished else "stopped", "time_s": time.time()}
-        append(folder.events_jsonl, event | {"attempt": assignment.attempt, "step": loop.position.step})
+    _record_end(loop, finished)
     if not finished:
         if ranks.is_first:
             say(f"stopped at step {loop.position.step:,}, saved; run the same command to go on")
         return ExitCode.STOPPED
-    record = {
-        "run_id": folder.run_id,
-        "step": loop.position.step,
-        "samples_seen": loop.position.samples_seen,
-        "best": loop.best and {"step": loop.best.step, "eval_loss": loop.best.eval_loss},
-        "contract": start["contract"],
-    }
     template = prepared["template"]
     if template is not None and "chat_template" in template:
         tokenizer.chat_template = template["chat_template"]  # as it was trained, so the model is to be asked
-    with sections.within("save"), RunningOut("saving", ranks.device):
+    _export(loop, tokenizer)
+    return ExitCode.DONE
+
+
+def _begin_records(loop: StepLoop, count: ParameterCount, found: dict[str, str]) -> None:
+    """Say what is about to run, write it down, and track it from here on; on rank 0."""
+    job, folder, assignment, step = loop.job, loop.folder, loop.assignment, loop.position.step
+    require_free_space(folder.path, 2 * checkpoint_bytes(job, count), "two checkpoints (the old one goes last)")
+    for line in model_lines(count, assignment, job.train.global_batch_size):
+        say(line)
+    say(
+        f"Course: {len(loop.train_data):,} samples, {loop.course.steps_per_epoch:,} steps an epoch, "
+        f"{loop.sections.total_steps:,} steps in all; from step {step:,}"
+    )
+    loop.tracking = Tracking(job, folder, attempt=assignment.attempt, resumed_step=step)
+    append(folder.events_jsonl, {"event": "started", "attempt": assignment.attempt, "step": step, **found})
+    write_json_atomic(
+        folder.training_config_json, training_config(job, count, assignment, loop.ranks, found, loop.curve.peak)
+    )
+
+
+def _record_end(loop: StepLoop, finished: bool) -> None:
+    """Write down what every rank measured, and how the attempt ended."""
+    measured = loop.ranks.gather(loop.measuring.figures())
+    if not loop.ranks.is_first:
+        return
+    events, attempt = loop.folder.events_jsonl, loop.assignment.attempt
+    for rank, figures in enumerate(measured):
+        if figures is not None:
+            append(events, {"event": "measured", "attempt": attempt, "rank": rank, **figures})
+    event = {"event": "finished" if finished else "stopped", "time_s": time.time()}
+    append(events, event | {"attempt": attempt, "step": loop.position.step})
+
+
+def _export(loop: StepLoop, tokenizer: Any) -> None:
+    folder, position = loop.folder, loop.position
+    record = {
+        "run_id": folder.run_id,
+        "step": position.step,
+        "samples_seen": position.samples_seen,
+        "best": loop.best and {"step": loop.best.step, "eval_loss": loop.best.eval_loss},
+        "contract": loop.contract,
+    }
+    with loop.sections.within("save"), RunningOut("saving", loop.ranks.device):
         path = export_final_model(
             folder,
-            job,
-            strategy,
-            ranks,
+            loop.job,
+            loop.strategy,
+            loop.ranks,
             tokenizer,
-            auto_class=task.auto_model_class(),
-            attempt=assignment.attempt,
+            auto_class=loop.task.auto_model_class(),
+            attempt=loop.assignment.attempt,
             record=record,
         )
-    if ranks.is_first:
+    if loop.ranks.is_first:
         say(f"finished: {path}")
-    return ExitCode.DONE
 
 
 def build_assigned(job: Job, auto_class: str, tokenizer: Any, assignment: Assignment, ranks: Ranks) -> nn.Module:

@@ -79,9 +79,13 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     is_weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
     if not is_weight or dtype == torch.float32 or not torch.is_autocast_cache_enabled():
         return value.to(dtype)
-    cached = _cast_weights.get(id(value))
-    if cached is None or cached[0]() is not value:
-        cached = _cast_weights[id(value)] = (weakref.ref(value), value.to(dtype))
+    return _cast_weight(value, dtype)
+
+
+def _cast_weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    cached = _cast_weights.get(id(weight))
+    if cached is None or cached[0]() is not weight:
+        cached = _cast_weights[id(weight)] = (weakref.ref(weight), weight.to(dtype))
         for observer in observers:
             observer(cached[1])
     return cached[1]

@@ -80,37 +80,84 @@ def attention_kernel(
     cuDNN comes first on Hopper and the Blackwell of data centres (`check_prefer_cudnn_attention`, with the cuDNN of
     CUDA 13 builds); elsewhere it is taken only if asked for. Heads up to 256 with torch 2.11.
     """
-    capability = DEVICE.compute_capability
-    first = capability[0] in PREFERS_CUDNN
-    dense = q.dim() == 4 and all(t.stride(-1) == 1 for t in (q, k, v))
-    half = q.dtype in HALF and (q.dtype == torch.float16 or capability >= (8, 0))
-    head, same_head = q.shape[-1], q.shape[-1] == v.shape[-1]
-    same_heads = q.shape[1] == k.shape[1]
-    rows_dense = mask is None or mask.stride(-1) == 1
-    aligned = head % (8 if q.dtype in HALF else 4) == 0 or capability < (8, 0)
-    possible = {
-        "flash": dense
-        and half
-        and capability >= (8, 0)
-        and mask is None
-        and same_head
-        and head <= 256
-        and (grouped or same_heads)
-        and not (causal and q.shape[2] != k.shape[2]),
-        "efficient": dense and rows_dense and aligned and (half or q.dtype == torch.float32) and same_heads,
-        "cudnn": dense
-        and rows_dense
-        and half
-        and capability >= (8, 0)
-        and same_head
-        and head % 8 == 0
-        and head <= (256 if first else 128)
-        and not (mask is not None and mask.requires_grad),
-        "math": True,
-    }
-    order = ("cudnn", "flash", "efficient", "math") if first else ("flash", "efficient", "math")
+    asked = _AttentionCall(q, k, v, mask, causal, grouped, DEVICE.compute_capability)
+    order = ("cudnn", "flash", "efficient", "math") if asked.prefers_cudnn else ("flash", "efficient", "math")
     wanted = order if DEVICE.attention == "auto" else (DEVICE.attention, "math")
-    return next(name for name in wanted if possible[name])
+    return next(name for name in wanted if asked.is_possible(name))
+
+
+@dataclass(frozen=True)
+class _AttentionCall:
+    """The arguments of one attention on a GPU, and which kernels can compute it."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    causal: bool
+    grouped: bool
+    capability: tuple[int, int]
+
+    @property
+    def prefers_cudnn(self) -> bool:
+        return self.capability[0] in PREFERS_CUDNN
+
+    def is_possible(self, kernel: str) -> bool:
+        if kernel == "math":
+            return True
+        is_dense = self.q.dim() == 4 and all(t.stride(-1) == 1 for t in (self.q, self.k, self.v))
+        kernels = {"flash": self._suits_flash, "efficient": self._suits_efficient, "cudnn": self._suits_cudnn}
+        return is_dense and kernels[kernel]()
+
+    def _suits_flash(self) -> bool:
+        return (
+            self._in_half_since_ampere
+            and self.mask is None
+            and self._has_one_head_size
+            and self._head <= 256
+            and (self.grouped or self._has_as_many_heads)
+            and not (self.causal and self.q.shape[2] != self.k.shape[2])
+        )
+
+    def _suits_efficient(self) -> bool:
+        is_aligned = self._head % (8 if self.q.dtype in HALF else 4) == 0 or self.capability < (8, 0)
+        in_a_dtype = self._in_half or self.q.dtype == torch.float32
+        return self._has_dense_rows and is_aligned and in_a_dtype and self._has_as_many_heads
+
+    def _suits_cudnn(self) -> bool:
+        return (
+            self._has_dense_rows
+            and self._in_half_since_ampere
+            and self._has_one_head_size
+            and self._head % 8 == 0
+            and self._head <= (256 if self.prefers_cudnn else 128)
+            and not (self.mask is not None and self.mask.requires_grad)
+        )
+
+    @property
+    def _in_half(self) -> bool:
+        return self.q.dtype in HALF and (self.q.dtype == torch.float16 or self.capability >= (8, 0))
+
+    @property
+    def _in_half_since_ampere(self) -> bool:
+        return self._in_half and self.capability >= (8, 0)
+
+    @property
+    def _head(self) -> int:
+        size: int = self.q.shape[-1]
+        return size
+
+    @property
+    def _has_one_head_size(self) -> bool:
+        return bool(self._head == self.v.shape[-1])
+
+    @property
+    def _has_as_many_heads(self) -> bool:
+        return bool(self.q.shape[1] == self.k.shape[1])
+
+    @property
+    def _has_dense_rows(self) -> bool:
+        return self.mask is None or self.mask.stride(-1) == 1
 
 
 def _attention(

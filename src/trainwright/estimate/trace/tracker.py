@@ -151,20 +151,22 @@ class Tracker(TorchDispatchMode):
         if func is DEVICE_QUERY:
             fake_cuda = self._device_type == "cuda" and args[0].device.type == "cuda"
             return META if fake_cuda else func(*args)
-        if engine.is_engine_sum(func, args, kwargs):
-            a, b = args
-            alike = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
-            if alike and a.dtype == b.dtype and engine.references(a) == self._sole_owner and engine.is_dense(a):
-                aten.add_.Tensor(a, b)
-                return a
+        if engine.is_engine_sum(func, args, kwargs) and self._is_summed_in_place(*args):
+            aten.add_.Tensor(*args)
+            return args[0]
         if (in_place := engine.in_place(func, args)) is not None:
             in_place(*args, **(kwargs or {}))
             return args[0]
         self.operators += self.phase.step > 0
         kwargs = kwargs or {}
-        if isinstance(next((a for a in args if isinstance(a, torch.Tensor)), None), FakeTensor):
+        if isinstance(_first_tensor(args), FakeTensor):
             return self._on_fake(func, args, kwargs)
         return self._record(func, args, self._memo.call(func, args, kwargs))
+
+    def _is_summed_in_place(self, a: Any, b: Any) -> bool:
+        """Whether the engine adds a gradient to another where that lies, which nobody else holds."""
+        alike = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
+        return alike and a.dtype == b.dtype and engine.references(a) == self._sole_owner and engine.is_dense(a)
 
     def _on_fake(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answers = self._answers
@@ -264,3 +266,7 @@ class Tracker(TorchDispatchMode):
         key = self._allocate(size, "resize_")
         self.parts[key] = "gathered weights" if part in (None, "communication") else part
         self._live[identity] = (key, size, streams.current_number())
+
+
+def _first_tensor(args: tuple[Any, ...]) -> torch.Tensor | None:
+    return next((argument for argument in args if isinstance(argument, torch.Tensor)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,12 +46,12 @@ class Status:
 
     run: str
     job_ids: tuple[str, ...]
-    job_id: str | None
-    state: str | None
-    reason: str | None
-    nodes: str | None
-    starts: str | None
-    restarts: int
+    job_id: str | None = None
+    state: str | None = None
+    reason: str | None = None
+    nodes: str | None = None
+    starts: str | None = None
+    restarts: int = 0
     attempt: int
     step: int
     total_steps: int | None
@@ -70,10 +70,7 @@ class Status:
         saved = "nothing saved" if self.checkpoint is None else f"saved at step {self.checkpoint:,}"
         lines = [f"Run folder: {self.run}", f"Step {self.step:,}{of_all}, {saved}, attempt {self.attempt}"]
         if self.job_id is not None and self.state is not None:
-            about = [self.nodes or "", self.reason if self.reason not in (None, "None") else ""]
-            start = f"starts at the latest about {self.starts}" if self.starts else ""
-            told = ", ".join(part for part in (*about, start) if part)
-            lines.append(f"Job {self.job_id}: {self.state}" + (f" ({told})" if told else ""))
+            lines.append(self._job_line())
         if self.slurm_error is not None:
             lines.append(f"Job {', '.join(self.job_ids)}: not known ({self.slurm_error})")
         if self.restarts:
@@ -85,6 +82,12 @@ class Status:
         if self.log is not None:
             lines.append(f"Log: {self.log}")
         return lines
+
+    def _job_line(self) -> str:
+        reason = self.reason if self.reason not in (None, "None") else ""
+        start = f"starts at the latest about {self.starts}" if self.starts else ""
+        details = ", ".join(part for part in (self.nodes, reason, start) if part)
+        return f"Job {self.job_id}: {self.state}" + (f" ({details})" if details else "")
 
 
 def run_folder(run: str, output_dir: Path) -> RunFolder:
@@ -110,36 +113,47 @@ def status_of(folder: RunFolder) -> Status:
         UserError: the run was never submitted.
     """
     job_ids = Submitted.read(folder).job_ids
-    jobs, starts, slurm_error = list[SlurmJob](), None, None
+    job, starts, slurm_error = None, None, None
     try:
-        found = [find_job(job_id, timeout_s=QUICK_S) for job_id in job_ids]
-        jobs = sorted((job for job in found if job is not None), key=lambda job: not job.is_live)
-        if jobs and jobs[0].state == "PENDING":
-            starts = expected_start(jobs[0].job_id, timeout_s=QUICK_S)
+        job = _job_at_hand(job_ids)
+        if job is not None and job.state == "PENDING":
+            starts = expected_start(job.job_id, timeout_s=QUICK_S)
     except UserError as error:
         slurm_error = error.message
-    live = bool(jobs) and jobs[0].is_live
-    job = None if not jobs else jobs[0] if live else jobs[-1]
-    steps = [record for record in read(folder.metrics_jsonl) if record.get("kind") == "train"]
     checkpoints = folder.checkpoints()
     logs = job_logs(folder)
     return Status(
         run=str(folder.path),
         job_ids=job_ids,
-        job_id=job.job_id if job else None,
-        state=job.state if job else None,
-        reason=job.reason if job else None,
-        nodes=job.nodes if job and job.nodes != "(null)" else None,
+        **_of_job(job),
         starts=starts,
-        restarts=job.restarts if job else 0,
         attempt=folder.attempt,
-        step=next((step for record in reversed(steps) if (step := whole(record, "step")) is not None), 0),
+        step=_last_step(folder),
         total_steps=_total_steps(folder),
         checkpoint=checkpoints[0][0] if checkpoints else None,
-        outcome=_outcome(folder, job, live, slurm_error),
+        outcome=_outcome(folder, job, slurm_error),
         log=str(logs[-1]) if logs else None,
         slurm_error=slurm_error,
     )
+
+
+def _job_at_hand(job_ids: Sequence[str]) -> SlurmJob | None:
+    """Return the first job that lives, or the last one that Slurm still knows."""
+    known = [job for job_id in job_ids if (job := find_job(job_id, timeout_s=QUICK_S)) is not None]
+    live = [job for job in known if job.is_live]
+    return live[0] if live else known[-1] if known else None
+
+
+def _of_job(job: SlurmJob | None) -> dict[str, Any]:
+    if job is None:
+        return {}
+    nodes = None if job.nodes == "(null)" else job.nodes
+    return {"job_id": job.job_id, "state": job.state, "reason": job.reason, "nodes": nodes, "restarts": job.restarts}
+
+
+def _last_step(folder: RunFolder) -> int:
+    steps = [record for record in read(folder.metrics_jsonl) if record.get("kind") == "train"]
+    return next((step for record in reversed(steps) if (step := whole(record, "step")) is not None), 0)
 
 
 def job_logs(folder: RunFolder) -> list[Path]:
@@ -224,8 +238,8 @@ def _result(folder: RunFolder) -> Path | None:
     return folder.output_dir if folder.finished_json.exists() else None
 
 
-def _outcome(folder: RunFolder, job: SlurmJob | None, live: bool, slurm_error: str | None) -> str | None:
-    if live:
+def _outcome(folder: RunFolder, job: SlurmJob | None, slurm_error: str | None) -> str | None:
+    if job is not None and job.is_live:
         return None
     if _result(folder) is not None:
         return "finished"

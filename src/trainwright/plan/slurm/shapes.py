@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from trainwright.hardware.slurm.cluster import Cluster, Partition, SlurmNode
@@ -66,16 +67,16 @@ def _typed(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, str]
     models = _having(nodes, told)
     for kind in dict.fromkeys(kind for kind, _ in models):
         of_kind = {key: having for (other, key), having in models.items() if other == kind}
-        unclear: dict[str | None, list[tuple[SlurmNode, int]]] = {}
+        of_that_type = [node for node, _ in chain.from_iterable(of_kind.values())]
+        rivals, is_only = (nodes, len(models) == 1) if kind is None else (of_that_type, len(of_kind) == 1)
+        all_clear = True
         for key, having in of_kind.items():
-            rivals = nodes if kind is None else [node for nodes_ in of_kind.values() for node, _ in nodes_]
-            is_only = len(models if kind is None else of_kind) == 1
             constraint = None if is_only else _telling_feature([node for node, _ in having], rivals)
             if key is not None and (is_only or constraint is not None):
                 yield from _of_models(queue, kind, constraint, {key: having})
             else:
-                unclear[key] = having
-        if unclear and kind is not None:
+                all_clear = False
+        if kind is not None and not all_clear:
             # Nothing tells these models apart: any of the type may come.
             yield from _of_models(queue, kind, None, of_kind)
 
@@ -85,17 +86,22 @@ def _of_models(
 ) -> Iterator[GpuShape]:
     """One node with each number of GPUs, and several with as many as each of them has."""
     having = [entry for entries in models.values() for entry in entries]
-    for count in _counts(max(there for _, there in having)):
-        on = [node for node, there in having if there >= count]
-        keys = [key for key, entries in models.items() if any(there >= count for _, there in entries)]
-        yield _shape(queue, on, 1, count, kind, constraint, tuple(((key,) * count,) for key in keys))
+    gpu_counts = sorted((gpus for _, gpus in having), reverse=True)
+    for count in _counts(gpu_counts[0]):
+        keys = [key for key, entries in models.items() if _with_gpus(entries, count)]
+        of_one_key = tuple(((key,) * count,) for key in keys)
+        yield _shape(queue, _with_gpus(having, count), 1, count, kind, constraint, of_one_key)
     if len(models) > 1:
         return
     (key,) = models
     for number in _node_counts(queue, len(having)):
-        count = sorted((there for _, there in having), reverse=True)[number - 1]
-        on = [node for node, there in having if there >= count]
-        yield _shape(queue, on, number, count, kind, constraint, (((key,) * count,) * number,))
+        count = gpu_counts[number - 1]
+        alike = ((key,) * count,) * number
+        yield _shape(queue, _with_gpus(having, count), number, count, kind, constraint, (alike,))
+
+
+def _with_gpus(having: Sequence[tuple[SlurmNode, int]], count: int) -> list[SlurmNode]:
+    return [node for node, gpus in having if gpus >= count]
 
 
 def _any_type(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, str]) -> Iterator[GpuShape]:
@@ -104,7 +110,7 @@ def _any_type(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, s
         return
     for count in _counts(max(node.gpu_count for node in nodes)):
         on = [node for node in nodes if node.gpu_count >= count]
-        may_get = dict.fromkeys((keys,) for node in on for keys in _taken(_keys(node, told), count))
+        may_get = dict.fromkeys((keys,) for node in on for keys in _choices(_keys(node, told), count))
         yield _shape(queue, on, 1, count, None, None, tuple(may_get))
 
 
@@ -154,16 +160,16 @@ def _keys(node: SlurmNode, told: Mapping[str, str]) -> list[tuple[str | None, in
     return [(model_of(gpus.type, node.features, told).key, gpus.count) for gpus in node.gpus]
 
 
-def _taken(there: Sequence[tuple[str | None, int]], count: int) -> Iterator[NodeKeys]:
-    """Yield every choice of `count` GPUs out of those of a node."""
-    if not there:
+def _choices(gpus: Sequence[tuple[str | None, int]], count: int) -> Iterator[NodeKeys]:
+    """Yield every choice of `count` GPUs out of those of a node, of which there are so many of each model."""
+    if not gpus:
         if count == 0:
             yield ()
         return
-    (key, most), rest = there[0], there[1:]
-    for taken in range(min(most, count), -1, -1):
-        for others in _taken(rest, count - taken):
-            yield (key,) * taken + others
+    (key, most), rest = gpus[0], gpus[1:]
+    for of_key in range(min(most, count), -1, -1):
+        for others in _choices(rest, count - of_key):
+            yield (key,) * of_key + others
 
 
 def _counts(most: int) -> list[int]:

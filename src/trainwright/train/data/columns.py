@@ -73,33 +73,46 @@ def find_columns(names: Sequence[str], named: Mapping[ColumnRole, str], *, pairs
         UserError: a named column is not there, or none has a name that is known.
     """
     _check_named(names, named, pairs_only)
-    by_lower = {name.lower(): name for name in reversed(names)}
-
-    def first(candidates: Sequence[str]) -> str | None:
-        return next((by_lower[name] for name in candidates if name in by_lower), None)
-
     if "messages" in named:
         return Columns(messages=named["messages"])
     if "text" in named:
         return Columns(text=named["text"])
-    if not named and not pairs_only and (messages := first(CHAT_NAMES)) is not None:
+    usual = _UsualNames(names)
+    any_kind = not named and not pairs_only
+    if any_kind and (messages := usual.first(CHAT_NAMES)) is not None:
         return Columns(messages=messages)
-    if "prompt" in named or "response" in named:
-        prompt = named.get("prompt") or first([p for p, _ in PAIRS if by_lower.get(p) != named["response"]])
-        response = named.get("response") or first([r for _, r in PAIRS if by_lower.get(r) != prompt])
-        if prompt is not None and response is not None:
-            return Columns(prompt=prompt, response=response)
-    else:
-        for low_prompt, low_response in PAIRS:
-            if low_prompt in by_lower and low_response in by_lower:
-                context = by_lower.get("input") if low_prompt == "instruction" else None
-                return Columns(prompt=by_lower[low_prompt], response=by_lower[low_response], context=context)
-    if not named and not pairs_only and (text := first(TEXT_NAMES)) is not None:
+    pair = usual.pair_with(named.get("prompt"), named.get("response")) if named else usual.pair()
+    if pair is not None:
+        return pair
+    if any_kind and (text := usual.first(TEXT_NAMES)) is not None:
         return Columns(text=text)
     hints = ["name the columns: data.columns={prompt: NAME, response: NAME}"]
     if not pairs_only:
         hints.append("or data.columns={text: NAME} for plain text, data.columns={messages: NAME} for chats")
     raise UserError(f"no column is known as a prompt and a response; the data has {_listed(names)}", hints=hints)
+
+
+class _UsualNames:
+    """Finds columns by names that are known, in whatever case they are written."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._by_lower = {name.lower(): name for name in reversed(names)}
+
+    def first(self, candidates: Sequence[str]) -> str | None:
+        return next((self._by_lower[name] for name in candidates if name in self._by_lower), None)
+
+    def pair(self) -> Columns | None:
+        for prompt, response in PAIRS:
+            if prompt in self._by_lower and response in self._by_lower:
+                context = self._by_lower.get("input") if prompt == "instruction" else None
+                return Columns(prompt=self._by_lower[prompt], response=self._by_lower[response], context=context)
+        return None
+
+    def pair_with(self, prompt: str | None, response: str | None) -> Columns | None:
+        """Return the pair of which the job names one column at least; a column is not both of them."""
+        prompt = prompt or self.first([name for name, _ in PAIRS if self._by_lower.get(name) != response])
+        response = response or self.first([name for _, name in PAIRS if self._by_lower.get(name) != prompt])
+        return None if prompt is None or response is None else Columns(prompt=prompt, response=response)
 
 
 def read_text(row: Mapping[str, object], column: str) -> str:
