@@ -146,9 +146,9 @@ def _sampling_further(launch: NodeLaunch, node_rank: int) -> AbstractContextMana
 def address_towards(address: str) -> str:
     """Return the address of this machine by which it reaches `address`; nothing is sent."""
     try:
-        family, kind, protocol, _, there = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, destination = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(there)
+            probe.connect(destination)
             return str(probe.getsockname()[0])
     except OSError as error:
         raise UserError(
@@ -195,12 +195,12 @@ def main() -> ExitCode:
     parser = argparse.ArgumentParser(prog="python -m trainwright.launch.node")
     parser.add_argument("file", type=Path)
     parser.add_argument("--node-rank", type=int, default=os.environ.get("SLURM_NODEID"))
-    told = parser.parse_args()
+    options = parser.parse_args()
     if os.environ.get("TRAINWRIGHT_LAUNCHER_PID") == str(os.getppid()):
         die_with_launcher()  # a command of this machine; srun and ssh end their own
-    if told.node_rank is None:
+    if options.node_rank is None:
         parser.error("--node-rank is needed outside of Slurm")
-    return run_node(NodeLaunch.read(told.file), told.node_rank)
+    return run_node(NodeLaunch.read(options.file), options.node_rank)
 
 
 if __name__ == "__main__":

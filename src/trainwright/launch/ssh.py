@@ -71,8 +71,8 @@ def train_on_hosts(loaded: LoadedJob, hosts: Sequence[str], options: TrainOption
     folder = RunFolder(Path(job.output_dir) / job.name)
     if options.dry_run:
         file = folder.attempt_dir(1) / "nodes.json"
-        there = [shlex.join(ssh_command(host, file, rank)) for rank, host in enumerate(hosts) if rank]
-        return only_show(folder, job, plan, [shlex.join(node_command(file, 0)), *there])
+        on_others = [shlex.join(ssh_command(host, file, rank)) for rank, host in enumerate(hosts) if rank]
+        return only_show(folder, job, plan, [shlex.join(node_command(file, 0)), *on_others])
     command_of = built_in_trainer if job.script is None else script_ranks(job, plan, len(hosts))
     stop = StopAsked()
     with stop.listening():

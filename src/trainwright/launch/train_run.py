@@ -107,11 +107,10 @@ def run_planned(
     Raises:
         UserError: the job cannot run here, or a resume would break the contract; nothing was changed.
     """
+    run, usual_start = _run_script, start_script_here(job, plan)
     if job.script is None:
         require_train_extra()
         run, usual_start = _run_built_in, start_here
-    else:
-        run, usual_start = _run_script, start_script_here(job, plan)
     folder.create()
     with lock or RunLock(folder):
         if options.fresh:

@@ -15,8 +15,7 @@ from trainwright.hardware.reading import GIB
 from trainwright.job.placeholders import names_in
 from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
 from trainwright.job.schema import Job
-from trainwright.plan.confirmed import confirmed, told
-from trainwright.plan.default_rate import default_rate
+from trainwright.plan.confirmed import confirmed, trace_lines
 from trainwright.plan.estimates import Estimate
 from trainwright.plan.job_model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.layout import Layout
@@ -38,6 +37,7 @@ from trainwright.plan.wish import Wish
 
 RATE = "train.learning_rate"
 """The key of the learning rate, among the choices where the job leaves it open."""
+RATE_OF_ADAPTERS, RATE_OF_ALL_WEIGHTS, RATE_FROM_SCRATCH = 2e-4, 2e-5, 3e-4
 WORTH_IDLE_GPUS = 0.1
 """A run leaves GPUs idle that it was given only where it is faster by as much: the estimate may be wrong by less."""
 
@@ -196,9 +196,9 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
             hints=[f"choose {job.train.global_batch_size} GPUs or fewer", "or raise train.global_batch_size"],
         )
     ranked = confirmed(
-        question, ranked, lambda candidates: _taken(candidates, devices, wish), wish.goal, wish.tracing, wish.keep
+        question, ranked, lambda candidates: _preferred(candidates, devices, wish), wish.goal, wish.tracing, wish.keep
     )
-    best = _taken(ranked, devices, wish)
+    best = _preferred(ranked, devices, wish)
     if best.why_not is not None and wish.must_fit:
         raise _nothing_fits(question, sets, wish.goal, ranked)
     precision = weakest_precision(job, best.devices)
@@ -211,7 +211,7 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
     settled, plan = _finished(
         job, best.layout, choices, warnings, best.devices, estimate=best.estimate, ranked=_best_of_each_way(ranked)
     )
-    return settled, dataclasses.replace(plan, traces=told(ranked))
+    return settled, dataclasses.replace(plan, traces=trace_lines(ranked))
 
 
 def _without_search(
@@ -254,7 +254,7 @@ def _sets(job: Job, devices: tuple[Device, ...], wish: Wish) -> list[tuple[Devic
     return shared if strategy in ("single", "ddp", "fsdp2") and shared else sets
 
 
-def _taken(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish) -> Candidate:
+def _preferred(ranked: Sequence[Candidate], devices: tuple[Device, ...], wish: Wish) -> Candidate:
     """Return the best candidate; one that leaves GPUs idle only where that is worth it, or asked for by the goal."""
     fitting = [candidate for candidate in ranked if candidate.why_not is None]
     kept = [candidate for candidate in fitting if candidate.layout == wish.keep]
@@ -310,7 +310,7 @@ def _finished(
 ) -> tuple[Job, Plan]:
     asked = job.train.learning_rate
     if asked == "auto":
-        default = default_rate(job)
+        default = _usual_rate(job)
         asked = default.value
         if job.script is None or "learning_rate" in names_in(job.script):
             choices = choices | {RATE: default}
@@ -333,6 +333,20 @@ def _finished(
         no_estimate=no_estimate,
         ranked=ranked,
     )
+
+
+def _usual_rate(job: Job) -> Choice[float]:
+    """Return the usual peak learning rate of the job's method, with who used it.
+
+    Adapters learn at about ten times the rate of the weights themselves: Dettmers et al., "QLoRA", arXiv 2305.14314,
+    table 9, take 2e-4 up to 13B parameters; Stanford's Alpaca trained all of LLaMA-7B at 2e-5; Touvron et al.,
+    "LLaMA", arXiv 2302.13971, table 2, made 7B and 13B from nothing at 3e-4.
+    """
+    if job.method.type != "full":
+        return Choice(RATE_OF_ADAPTERS, f"usual for {job.method.type}: QLoRA's authors take it up to 13B parameters")
+    if job.model.from_scratch is not None:
+        return Choice(RATE_FROM_SCRATCH, "usual for a model from scratch: LLaMA's authors take it for 7B parameters")
+    return Choice(RATE_OF_ALL_WEIGHTS, "usual for training all weights: Stanford's Alpaca takes it for 7B parameters")
 
 
 def _device(device: Device) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def confirmed(
     return in_order(doubted, goal)
 
 
-def told(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+def trace_lines(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Return a sentence for each candidate whose step was to be traced."""
     sentences = []
     for candidate in candidates:

@@ -260,16 +260,16 @@ def why_too_big(memory_bytes: int, capacity: Capacity | None) -> str | None:
     """Return why a peak does not fit on a GPU, with the figures, or None."""
     if capacity is None or memory_bytes <= capacity.total_bytes * (1 - MARGIN):
         return None
-    needs, there = memory_bytes / GIB, capacity.total_bytes / GIB
+    needs, capacity_gib = memory_bytes / GIB, capacity.total_bytes / GIB
     if memory_bytes <= capacity.total_bytes:
-        return f"needs {needs:.1f} GiB of the {there:.1f} there are: less than {MARGIN:.0%} would be free"
-    return f"needs {needs:.1f} GiB, {there:.1f} there are"
+        return f"needs {needs:.1f} GiB of the {capacity_gib:.1f} there are: less than {MARGIN:.0%} would be free"
+    return f"needs {needs:.1f} GiB, {capacity_gib:.1f} there are"
 
 
 def why_too_big_for_host(job: Job, host_memory: HostMemory, host: Host) -> str | None:
     """Return why a node's memory does not suffice, with the figures, or None where it does or is not known."""
-    there = host.memory_total_bytes if isinstance(host.memory_available_bytes, NotAvailable) else None
-    available = there if there is not None else host.memory_available_bytes
+    total = host.memory_total_bytes if isinstance(host.memory_available_bytes, NotAvailable) else None
+    available = total if total is not None else host.memory_available_bytes
     if isinstance(available, NotAvailable):
         return None
     free_gib = job.resources.host_memory_free_gib

@@ -99,7 +99,7 @@ def answer_mode(
 
 
 def _divided_copies(
-    asked: GpuMode, rooms: Sequence[int], gpus_per_replica: int | None, size: _Size, figures: str
+    asked: GpuMode, rooms: list[int], gpus_per_replica: int | None, size: _Size, figures: str
 ) -> AnswerMode:
     """Return copies that each have their layers over several GPUs."""
     needed, groups = _groups(size, rooms, gpus_per_replica)

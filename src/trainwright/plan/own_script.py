@@ -151,8 +151,8 @@ def require_values(job: Job) -> None:
         UserError: all of them at once, with the key to set.
     """
     assert job.script is not None
-    there = {"model": job.model.name, "data": job.data.path, "eval_data": job.data.eval_path}
-    missing = [name for name, value in there.items() if value is None and name in names_in(job.script)]
+    in_job = {"model": job.model.name, "data": job.data.path, "eval_data": job.data.eval_path}
+    missing = [name for name, value in in_job.items() if value is None and name in names_in(job.script)]
     if missing:
         problems = [f"`{{{name}}}` is {_NEEDED[name]}, which the job does not set" for name in missing]
         raise UserError("the script is to be told what the job does not say", problems=problems)

@@ -75,12 +75,12 @@ def _ranks(question: SearchRequest, chosen: Candidate, ranked: Sequence[Candidat
     others = _best_by(ranked, lambda candidate: candidate.devices, chosen)
     if question.job.resources.ranks != "auto" or not others:
         return Choice(count, "one process a GPU")
-    told = [
+    rivals = [
         f"{device_text(other)} {against}"
         for other in sorted(others, key=lambda other: abs(len(other.devices) - count))[:2]
         if (against := _against(chosen, other)) is not None
     ]
-    return Choice(count, f"one process a GPU on {device_text(chosen)}" + (f"; {'; '.join(told)}" if told else ""))
+    return Choice(count, f"one process a GPU on {device_text(chosen)}" + (f"; {'; '.join(rivals)}" if rivals else ""))
 
 
 def _strategy(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[str]:
@@ -92,13 +92,13 @@ def _strategy(question: SearchRequest, chosen: Candidate, same_devices: Sequence
         return SIMPLEST_FIRST.index(candidate.layout.strategy), OFFLOADS.index(candidate.layout.offload)
 
     simpler = [other for other in _best_by(same_devices, sharing, chosen) if sharing(other) < sharing(chosen)]
-    told = [
+    rivals = [
         f"{other.layout.strategy} {against}" for other in simpler if (against := _against(chosen, other)) is not None
     ]
     used = _use(chosen)
     if layout.strategy in ("single", "ddp"):
         return Choice(layout.strategy, f"the whole model fits on each GPU: {used}")
-    return Choice(layout.strategy, f"{used}; {'; '.join(told)}" if told else used)
+    return Choice(layout.strategy, f"{used}; {'; '.join(rivals)}" if rivals else used)
 
 
 def _micro_batch(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choice[int]:
@@ -141,8 +141,8 @@ def _checkpointing(question: SearchRequest, chosen: Candidate, same_devices: Seq
         and other.layout.offload == layout.offload
         and not other.layout.gradient_checkpointing
     ]
-    told = [against for other in without[:1] if (against := _against(chosen, other)) is not None]
-    return Choice(on, f"without it: {told[0]}" if told else "as fast as without it, with less memory")
+    comparison = [against for other in without[:1] if (against := _against(chosen, other)) is not None]
+    return Choice(on, f"without it: {comparison[0]}" if comparison else "as fast as without it, with less memory")
 
 
 def _reductions(question: SearchRequest, chosen: Candidate, same_devices: Sequence[Candidate]) -> Choices:

@@ -32,10 +32,10 @@ class Remedy:
 
     def __str__(self) -> str:
         estimate = self.candidate.estimate
-        there = "" if estimate.capacity is None else f" of {estimate.capacity.total_bytes / GIB:.1f}"
+        of_capacity = "" if estimate.capacity is None else f" of {estimate.capacity.total_bytes / GIB:.1f}"
         with_what = f"{sharing_text(self.candidate.layout)}, {at_once(self.candidate)}"
         how = f"  ({' '.join(self.overrides)})" if self.overrides else ""
-        return f"{self.change}: {estimate.peak_bytes / GIB:.1f}{there} GiB with {with_what}{how}"
+        return f"{self.change}: {estimate.peak_bytes / GIB:.1f}{of_capacity} GiB with {with_what}{how}"
 
 
 def remedies(question: SearchRequest, device_sets: DeviceSets, goal: Goal, count: int = 3) -> list[Remedy]:
@@ -126,7 +126,7 @@ def _shorter(question: SearchRequest, device_sets: DeviceSets, goal: Goal) -> It
 def _other_cards(question: SearchRequest, device_sets: DeviceSets, goal: Goal) -> Iterator[Remedy]:
     """As many of a larger model, the smallest that does; then more GPUs of the same model."""
     most = max(device_sets, key=len)
-    sizes = [there.total_bytes for device in most if (there := capacity_of(device)) is not None]
+    sizes = [capacity.total_bytes for device in most if (capacity := capacity_of(device)) is not None]
     for key, total_bytes in _larger_cards(min(sizes, default=0)):
         devices = parse_inventory(f"{key}:{len(most)}").usable
         found = _fits(question, [devices], goal)

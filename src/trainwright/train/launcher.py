@@ -27,21 +27,21 @@ STORE_TIMEOUT = datetime.timedelta(minutes=30)
 _run = torchrun.run
 
 
-def _run_meeting_here(told: argparse.Namespace) -> None:
+def _run_meeting_here(options: argparse.Namespace) -> None:
     """Run torchrun with this program's rendezvous, whatever it would have taken."""
-    several = torchrun.parse_min_max_nnodes(told.nnodes)[1] > 1
-    address, port = (told.master_addr, told.master_port or USUAL_PORT) if several else (LOOPBACK, 0)
+    several = torchrun.parse_min_max_nnodes(options.nnodes)[1] > 1
+    address, port = (options.master_addr, options.master_port or USUAL_PORT) if several else (LOOPBACK, 0)
     if not several:
         keep_to_loopback()
-    elif told.node_rank == 0:
+    elif options.node_rank == 0:
         _require_own_address(address)
-    told.standalone, told.rdzv_backend = False, BACKEND
-    told.rdzv_endpoint = f"{address}:{port}"
-    told.rdzv_conf = f"rank={told.node_rank}"
+    options.standalone, options.rdzv_backend = False, BACKEND
+    options.rdzv_endpoint = f"{address}:{port}"
+    options.rdzv_conf = f"rank={options.node_rank}"
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         # Under nohup; torchrun would take the signal up again and end its ranks when the terminal is closed.
-        told.signals_to_handle = ",".join(name for name in told.signals_to_handle.split(",") if name != "SIGHUP")
-    _run(told)
+        options.signals_to_handle = ",".join(name for name in options.signals_to_handle.split(",") if name != "SIGHUP")
+    _run(options)
 
 
 def _require_own_address(address: str) -> None:

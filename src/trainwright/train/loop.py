@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,6 @@ from trainwright.train.feeding import Feed
 from trainwright.train.measuring import Measuring
 from trainwright.train.memory import RunningOut
 from trainwright.train.precision import autocast
-from trainwright.train.randomness import seed_micro_step
 from trainwright.train.ranks import Ranks
 from trainwright.train.saving import Best, save_checkpoint
 from trainwright.train.step_timer import Sections
@@ -143,7 +144,7 @@ class StepLoop:
         loss_sum = torch.zeros((), dtype=exact, device=self.ranks.device)
         computed = 0
         for index, (_, inputs) in zip(needed, feed.batches(fed), strict=True):
-            seed_micro_step(seed, seen, index, rank)
+            _seed_micro_step(seed, seen, index, rank)
             computed += next(iter(inputs.values())).numel()
             with self.strategy.micro_step(last=index == last):
                 self.sections.enter("forward")
@@ -280,3 +281,12 @@ class StepLoop:
             ],
             exit_code=ExitCode.FAILED,
         )
+
+
+def _seed_micro_step(seed: int, samples_seen: int, micro_step: int, rank: int) -> None:
+    """Seed all that draws in a micro-batch by its place in the run: no generator is stored for a resume."""
+    key = f"{seed}/{samples_seen}/{micro_step}/{rank}".encode()
+    value = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value % 2**32)

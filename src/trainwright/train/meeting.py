@@ -118,9 +118,11 @@ def _wait(deadline_s: float, lacking: str) -> None:
     time.sleep(POLL_S)
 
 
-def _meeting(told: RendezvousParameters) -> RendezvousHandler:
-    address, port = parse_rendezvous_endpoint(told.endpoint, 0)
-    return Meeting(address, port, node=int(told.config["rank"]), nodes=told.max_nodes, run_id=told.run_id)
+def _meeting(parameters: RendezvousParameters) -> RendezvousHandler:
+    address, port = parse_rendezvous_endpoint(parameters.endpoint, 0)
+    return Meeting(
+        address, port, node=int(parameters.config["rank"]), nodes=parameters.max_nodes, run_id=parameters.run_id
+    )
 
 
 rendezvous_handler_registry.register(BACKEND, _meeting)

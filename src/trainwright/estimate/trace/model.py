@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from trainwright.errors import UserError
 from trainwright.estimate.request import Request
-from trainwright.estimate.trace import flash_attention, fused, loss_functions, quantized, stacked_experts
+from trainwright.estimate.trace import flash_attention, fused, quantized, stacked_experts
 from trainwright.model_folder import require_plain
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "uint8": torch.uint8}
 PEFT_TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
+_SHIFTED_COPY = "ForCausalLMWithShiftedCopy"
 TRL_KEEPS = ("lm_head", "embed_tokens", "wte", "wpe")
 """Modules that stay in half precision: trl/trainer/utils.py (`peft_module_casting_to_bf16`)."""
 
@@ -83,7 +85,7 @@ def build_model(request: Request, config: Any) -> nn.Module:
         if request.fp32_logits:
             model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits.float())
         if request.shifted_logits_copied:
-            loss_functions.copy_shifted_logits(model)
+            _copy_shifted_logits(model)
         if request.method.type != "full" and request.base_dtype == "fp16":
             _keep_some_in_fp32(model)
         model = _with_method(model, request)
@@ -184,3 +186,22 @@ def _initializers() -> Sequence[Any]:
 
 def _leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor
+
+
+def _copy_shifted_logits(model: nn.Module) -> None:
+    """Let a model compute its loss as transformers 4.46 to 4.48 do: loss/loss_utils.py, `ForCausalLMLoss`.
+
+    They cut off the last position of the logits by a copy in fp32; since 4.49 the labels are padded instead.
+    """
+    if hasattr(model, "loss_function"):
+        from transformers.loss.loss_utils import LOSS_MAPPING
+
+        LOSS_MAPPING[_SHIFTED_COPY] = _with_shifted_copy
+        model.loss_type = _SHIFTED_COPY  # type: ignore[assignment]
+
+
+def _with_shifted_copy(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **kwargs: Any) -> torch.Tensor:
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+    targets = labels[..., 1:].contiguous().view(-1)
+    return functional.cross_entropy(shifted, targets)

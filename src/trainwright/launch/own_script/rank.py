@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainwright.launch.own_script.gpu_use import GpuUse
+from trainwright.hardware.utilization import utilization_pct
 from trainwright.launch.own_script.log_reader import LogMetrics
 from trainwright.launch.own_script.starting import BY_HAND, ScriptStart
 from trainwright.launch.processes import STOP_SIGNALS
@@ -31,6 +31,7 @@ from trainwright.runs.records import append
 
 PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 POLL_S = 0.1
+GPUS_EVERY_S = 2.0
 LAST_BYTES = 8192
 """How much of the log's end is kept as what the script said last."""
 
@@ -158,6 +159,27 @@ def _note(start: ScriptStart, rank: int, what: str, content: dict[str, Any]) -> 
     path = start.folder.attempt_dir(start.attempt) / f"rank_{rank}.{what}.json"
     with suppress(OSError):  # on a full disk the exit status alone has to say it
         path.write_text(json.dumps({"rank": rank, **content}))
+
+
+class GpuUse:
+    """Samples the GPUs that this process may use, and keeps in a file how busy each was at most, as NVML says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._next_s = path, 0.0
+        self._names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        self._highest: dict[str, int | None] = dict.fromkeys(self._names)
+
+    def sample(self) -> None:
+        """Look at the GPUs, if it is time."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + GPUS_EVERY_S
+        before = dict(self._highest)
+        for name, seen in utilization_pct(self._names).items():
+            self._highest[name] = max(seen, self._highest[name] or 0)
+        if self._highest != before or not self._path.exists():
+            with suppress(OSError):
+                self._path.write_text(json.dumps(self._highest))
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ def _gpus(folder: RunFolder, start: ScriptStart) -> Iterator[ScriptCheck]:
         elif unknown:
             yield ScriptCheck("warning", f"GPUs{where}: how busy {', '.join(unknown)} was cannot be read")
         else:
-            told = ", ".join(f"{name} up to {pct} %" for name, pct in highest.items())
-            yield ScriptCheck("ok", f"GPUs{where} busy: {told}")
+            busiest = ", ".join(f"{name} up to {pct} %" for name, pct in highest.items())
+            yield ScriptCheck("ok", f"GPUs{where} busy: {busiest}")
 
 
 def _node_of(path: Path, start: ScriptStart) -> str:
@@ -102,14 +102,14 @@ def _node_of(path: Path, start: ScriptStart) -> str:
 
 def steps_an_epoch(folder: RunFolder, attempt: int) -> float | None:
     """Return the optimizer steps an epoch that an attempt's metrics show, None where they tell of no epoch."""
-    told = [
+    points = [
         (record["step"], record["epoch"])
         for record in records.read(folder.metrics_jsonl)
         if record.get("attempt") == attempt and record.get("kind") == "train" and record.get("epoch")
     ]
-    if not told:
+    if not points:
         return None
-    step, epoch = told[-1]
+    step, epoch = points[-1]
     return float(step / epoch)
 
 

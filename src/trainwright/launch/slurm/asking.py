@@ -78,11 +78,11 @@ def request_of(flags: Flags, cluster: Cluster) -> SlurmRequest:
     partition = _partition(flags.partition, cluster)
     nodes = [node for node in cluster.nodes_of(partition.name) if _count(node, kind) >= count]
     if len(nodes) < number:
-        there = sorted({gpus.type or "gpu" for node in cluster.nodes_of(partition.name) for gpus in node.gpus})
+        types = sorted({gpus.type or "gpu" for node in cluster.nodes_of(partition.name) for gpus in node.gpus})
         raise UserError(
             f"{len(nodes)} nodes of the partition {partition.name} have {flags.gres}, and {number} are asked for",
             hints=[
-                f"the types there are {', '.join(there)}; counts are for each node",
+                f"the types there are {', '.join(types)}; counts are for each node",
                 "see: trainwright gpus --slurm",
             ],
         )

@@ -51,15 +51,15 @@ def plan_on_slurm(loaded: LoadedJob, asked: AskedSlurm) -> SlurmPlan:
     """
     cluster = local_cluster()
     require_model(loaded.job)
-    told = told_types(asked.gpu_types, cluster)
+    gpu_types = told_types(asked.gpu_types, cluster)
     names = [partition.name for partition in cluster.partitions]
     if asked.partition is not None and asked.partition not in names:
         raise UserError(f"no partition `{asked.partition}` here", hints=[f"there are: {', '.join(names)}"])
-    wanted = shapes(cluster, told, asked.partition)
+    wanted = shapes(cluster, gpu_types, asked.partition)
     if not wanted:
         raise UserError(
             "no partition that takes jobs has GPUs in service that can be asked for",
-            problems=notes(cluster, told),
+            problems=notes(cluster, gpu_types),
             hints=["see what there is: trainwright gpus --slurm"],
             exit_code=ExitCode.MISSING,
         )
@@ -96,7 +96,7 @@ def plan_on_slurm(loaded: LoadedJob, asked: AskedSlurm) -> SlurmPlan:
         refused=refused(found),
         not_asked=tuple(made for made in planned if id(made) not in known),
         impossible=tuple(impossible),
-        notes=tuple(notes(cluster, told)),
+        notes=tuple(notes(cluster, gpu_types)),
     )
 
 

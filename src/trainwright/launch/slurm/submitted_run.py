@@ -175,10 +175,10 @@ def follow(folder: RunFolder) -> Iterator[str]:
     Raises:
         UserError: the run was never submitted, or (exit 4) there is no Slurm here.
     """
-    told: dict[Path, int] = {}
+    read_bytes: dict[Path, int] = {}
     away, live = False, True
     while live:
-        new = list(_of_all_jobs(folder, told))
+        new = list(_of_all_jobs(folder, read_bytes))
         yield from new
         try:
             live = bool(live_jobs(folder, timeout_s=QUICK_S))
@@ -193,12 +193,12 @@ def follow(folder: RunFolder) -> Iterator[str]:
             away = False
         if live:
             time.sleep(POLL_S)
-    yield from _of_all_jobs(folder, told)
+    yield from _of_all_jobs(folder, read_bytes)
 
 
-def _of_all_jobs(folder: RunFolder, told: dict[Path, int]) -> Iterator[str]:
+def _of_all_jobs(folder: RunFolder, read_bytes: dict[Path, int]) -> Iterator[str]:
     for path in job_logs(folder):
-        yield from _new_lines(path, told)
+        yield from _new_lines(path, read_bytes)
 
 
 def cancel(folder: RunFolder) -> list[str]:
@@ -263,11 +263,11 @@ def _total_steps(folder: RunFolder) -> int | None:
     return None
 
 
-def _new_lines(path: Path, told: dict[Path, int]) -> Iterator[str]:
+def _new_lines(path: Path, read_bytes: dict[Path, int]) -> Iterator[str]:
     with path.open("rb") as file:
-        file.seek(told.get(path, 0))
+        file.seek(read_bytes.get(path, 0))
         text = file.read()
     whole = text[: text.rfind(b"\n") + 1]
-    told[path] = told.get(path, 0) + len(whole)
+    read_bytes[path] = read_bytes.get(path, 0) + len(whole)
     for line in whole.decode("utf-8", "replace").splitlines():
         yield UNPRINTABLE.sub("", line)

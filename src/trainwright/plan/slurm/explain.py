@@ -107,13 +107,13 @@ def _against(ranked: Ranked, best: Ranked) -> Iterator[str]:
     assert best.planned.run is not None
     runs = ranked.planned.run.run_s - best.planned.run.run_s
     waits = (ranked.wait.wait_s or 0.0) - (best.wait.wait_s or 0.0)
-    told = [
+    differences = [
         f"{what} {seconds(abs(difference))} {'longer' if difference > 0 else 'less'}"
         for what, difference in (("waits", waits), ("runs", runs))
         if abs(difference) > NOW_S
     ]
-    if told:
-        yield f"{' and '.join(told)} than the first"
+    if differences:
+        yield f"{' and '.join(differences)} than the first"
     else:
         yield "about as soon as the first, which takes fewer GPUs or nodes"
 

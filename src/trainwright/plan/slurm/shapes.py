@@ -53,18 +53,18 @@ class GpuShape:
         return f"gpu{kind}:{self.gpus_per_node}{on}{features}"
 
 
-def shapes(cluster: Cluster, told: Mapping[str, str], partition: str | None = None) -> list[GpuShape]:
+def shapes(cluster: Cluster, gpu_types: Mapping[str, str], partition: str | None = None) -> list[GpuShape]:
     """Return the ways worth comparing, of all partitions that take jobs, or of one."""
     found: list[GpuShape] = []
     for queue in cluster.partitions:
         if queue.is_up and partition in (None, queue.name):
             nodes = cluster.nodes_of(queue.name)
-            found += [*_typed(queue, nodes, told), *_any_type(queue, nodes, told)]
+            found += [*_typed(queue, nodes, gpu_types), *_any_type(queue, nodes, gpu_types)]
     return found
 
 
-def _typed(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, str]) -> Iterator[GpuShape]:
-    models = _having(nodes, told)
+def _typed(queue: Partition, nodes: Sequence[SlurmNode], gpu_types: Mapping[str, str]) -> Iterator[GpuShape]:
+    models = _having(nodes, gpu_types)
     for kind in dict.fromkeys(kind for kind, _ in models):
         of_kind = {key: having for (other, key), having in models.items() if other == kind}
         of_that_type = [node for node, _ in chain.from_iterable(of_kind.values())]
@@ -104,13 +104,13 @@ def _with_gpus(having: Sequence[tuple[SlurmNode, int]], count: int) -> list[Slur
     return [node for node, gpus in having if gpus >= count]
 
 
-def _any_type(queue: Partition, nodes: Sequence[SlurmNode], told: Mapping[str, str]) -> Iterator[GpuShape]:
+def _any_type(queue: Partition, nodes: Sequence[SlurmNode], gpu_types: Mapping[str, str]) -> Iterator[GpuShape]:
     """One node with GPUs of whatever type; nothing new where the partition has only one."""
-    if len(_having(nodes, told)) < 2:
+    if len(_having(nodes, gpu_types)) < 2:
         return
     for count in _counts(max(node.gpu_count for node in nodes)):
         on = [node for node in nodes if node.gpu_count >= count]
-        may_get = dict.fromkeys((keys,) for node in on for keys in _choices(_keys(node, told), count))
+        may_get = dict.fromkeys((keys,) for node in on for keys in _choices(_keys(node, gpu_types), count))
         yield _shape(queue, on, 1, count, None, None, tuple(may_get))
 
 
@@ -138,13 +138,13 @@ def _shape(
 
 
 def _having(
-    nodes: Sequence[SlurmNode], told: Mapping[str, str]
+    nodes: Sequence[SlurmNode], gpu_types: Mapping[str, str]
 ) -> dict[tuple[str | None, str | None], list[tuple[SlurmNode, int]]]:
     """Return the nodes that have each type and model, with how many."""
     found: dict[tuple[str | None, str | None], list[tuple[SlurmNode, int]]] = {}
     for node in nodes:
         for gpus in node.gpus:
-            key = model_of(gpus.type, node.features, told).key
+            key = model_of(gpus.type, node.features, gpu_types).key
             found.setdefault((gpus.type, key), []).append((node, gpus.count))
     return found
 
@@ -156,8 +156,8 @@ def _telling_feature(having: Sequence[SlurmNode], nodes: Sequence[SlurmNode]) ->
     return next((feature for feature in common if feature not in others), None)
 
 
-def _keys(node: SlurmNode, told: Mapping[str, str]) -> list[tuple[str | None, int]]:
-    return [(model_of(gpus.type, node.features, told).key, gpus.count) for gpus in node.gpus]
+def _keys(node: SlurmNode, gpu_types: Mapping[str, str]) -> list[tuple[str | None, int]]:
+    return [(model_of(gpus.type, node.features, gpu_types).key, gpus.count) for gpus in node.gpus]
 
 
 def _choices(gpus: Sequence[tuple[str | None, int]], count: int) -> Iterator[NodeKeys]:

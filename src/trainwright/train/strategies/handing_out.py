@@ -26,13 +26,13 @@ def hand_out(
     for name in [name for name, _ in model.named_parameters()]:
         parameter = model.get_parameter(name)
         wanted = dtype if parameter.is_floating_point() else parameter.dtype
-        there = (
+        on_device = (
             parameter.detach().to(device, wanted)
             if first
             else torch.empty(parameter.shape, dtype=wanted, device=device)
         )
-        arrived = nn.Parameter(there, requires_grad=parameter.requires_grad)
-        del parameter, there
+        arrived = nn.Parameter(on_device, requires_grad=parameter.requires_grad)
+        del parameter, on_device
         replace(model, name, arrived)
         take(arrived)
     tie(model, tied)
