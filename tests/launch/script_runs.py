@@ -23,6 +23,7 @@ parser.add_argument("--out", type=Path)
 parser.add_argument("--resume", type=Path)
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--wait-at", type=int, help="go no further while the file `go` is not there")
+parser.add_argument("--save-s", type=float, default=0.0, help="how long the last save takes")
 args = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
 stop = []
@@ -40,6 +41,7 @@ while step < args.steps and not stop:
     while step == args.wait_at and not Path("go").exists() and not stop:
         time.sleep(0.02)
 if rank == 0 and stop:
+    time.sleep(args.save_s)
     (args.out / f"checkpoint-{step}").mkdir(exist_ok=True)
     (args.out / f"checkpoint-{step}" / "state.json").write_text(json.dumps(step))
 """

@@ -51,10 +51,13 @@ def state_in_list(run_dir: Path) -> str:
 def test_harm_02_a_script_saves_and_its_run_is_recorded_as_stopped(
     tmp_path: Path, stop: Callable[[LiveRun], None]
 ) -> None:
-    """S01, S04: exit 75, the checkpoint of the step at hand, nothing left, and the same command goes on from there."""
+    """S01, S04: exit 75, the checkpoint of the step at hand, nothing left, and the same command goes on from there.
+
+    The save takes longer than the signals do, as it does of a real model.
+    """
     (tmp_path / "loop.py").write_text(LOOP)
     script = ScriptRun(tmp_path)
-    script.write_job([*LOOP_COMMAND, "--wait-at", "6"])
+    script.write_job([*LOOP_COMMAND, "--wait-at", "6", "--save-s", "1"])
     with LiveRun(tmp_path, script.folder, [], on_terminal=stop is hang_up) as run:
         run.wait_for("step 6", lambda: any(record["step"] == 6 for record in script.records()))
         stop(run)
