@@ -136,6 +136,17 @@ def test_the_third_ctrl_c_ends_a_run_that_does_not_stop(dropout_job: WriteDropou
         assert "Resuming from checkpoint-5" in run.said
 
 
+def test_a_rank_ends_well_whatever_its_threads_still_hold(
+    dropout_job: WriteDropoutJob, run_train: RunTrain, tmp_path: Path
+) -> None:
+    """A thread of gloo's that asks for the interpreter while it shuts down aborts the process (before Python 3.14)."""
+    folder = dropout_job(tmp_path, task="unawaited_task:Unawaited")
+    shutil.copy(Path(__file__).with_name("unawaited_task.py"), folder)
+    done = run_train(folder / "job.yaml", "train.max_steps=2")
+    assert done.exit_code == 0, done.stderr
+    assert "terminate called" not in done.stderr
+
+
 def test_a_crash_that_would_come_again_is_shown_and_not_repeated(dropout_job: WriteDropoutJob, tmp_path: Path) -> None:
     """S08, G5: rank 1 raises at step 7; its own traceback is shown under its name, once, and not what rank 0 felt."""
     folder = dropout_job(tmp_path, task="faulty_task:Faulty", task_options={"fault": "raise", "step": 7, "rank": 1})

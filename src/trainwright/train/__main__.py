@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -12,9 +13,10 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.out_of_memory import OutOfMemoryError
@@ -81,5 +83,25 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
     os._exit(exit_code)
 
 
+def leave_with(run: Callable[[], int]) -> NoReturn:
+    """Run this process's `main` and end with what it returns, after all exit handlers, without the shutdown itself.
+
+    Threads of gloo and NCCL outlive their process group where DDP, FSDP or DeepSpeed still refer to it. Before Python
+    3.14 one that asks for the interpreter while that shuts down is ended through C++ code that forbids it, which aborts
+    the whole process: https://github.com/pytorch/pytorch/pull/179291
+    """
+    exit_code: int | None = None
+
+    def leave() -> None:
+        if exit_code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_code)
+
+    atexit.register(leave)  # the first to be registered is the last to run: trackers close in theirs
+    exit_code = int(run())
+    sys.exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave_with(main)

@@ -22,6 +22,7 @@ from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.lock import RunLock
 from trainwright.runs.writing import read_json, write_json_atomic
+from trainwright.train.__main__ import leave_with
 from trainwright.train.__main__ import main as run_this_rank
 
 PREPARING_TIMEOUT = datetime.timedelta(days=1)
@@ -82,7 +83,7 @@ def _say_where_to_meet(folder: RunFolder, attempt: int) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        leave_with(main)
     except UserError as error:
         print(error.render(), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
