@@ -389,6 +389,14 @@ FAULTS = [
         rank=1,
     ),
     Fault(
+        "rank-aborts-at-exit",
+        ["abort/at-exit"],
+        ["destroy_process_group", r"os\._exit\(0\)"],
+        "a collective that rank 1 of two does not wait for at its end, torchrun, Python 3.11",
+        ranks=2,
+        rank=1,
+    ),
+    Fault(
         "rank-out-of-host-memory",
         ["host-oom"],
         ["memory|batch"],

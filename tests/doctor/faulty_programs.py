@@ -259,6 +259,21 @@ for step in range(50):
     if rank == 1 and step == 3: ctypes.string_at(0)
     dist.all_reduce(torch.ones(4))
 """,
+    "rank-aborts-at-exit": _GLOO
+    + """\
+import atexit
+group = dist.group.WORLD
+def end():
+    sys.setswitchinterval(1000)
+    work = group.allreduce([torch.ones(1)])
+    if rank == 0: work.wait(); os._exit(0)
+    del work
+    until_s = time.monotonic() + 3
+    while time.monotonic() < until_s: pass
+atexit.register(end)
+print("model saved", flush=True)
+dist.destroy_process_group()
+""",
     "rank-out-of-host-memory": _GLOO
     + """\
 import resource

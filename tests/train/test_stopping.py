@@ -142,7 +142,7 @@ def test_a_rank_ends_well_whatever_its_threads_still_hold(
     """A thread of gloo's that asks for the interpreter while it shuts down aborts the process (before Python 3.14)."""
     folder = dropout_job(tmp_path, task="unawaited_task:Unawaited")
     shutil.copy(Path(__file__).with_name("unawaited_task.py"), folder)
-    done = run_train(folder / "job.yaml", "train.max_steps=2")
+    done = run_train(folder / "job.yaml", "train.max_steps=2", "--max-restarts", "0")
     assert done.exit_code == 0, done.stderr
     assert "terminate called" not in done.stderr
 
