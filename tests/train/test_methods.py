@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ def assert_same_losses(run: CompletedRun, other: CompletedRun, tolerance: float)
 
 @pytest.fixture(scope="module")
 def lora(run_of: RunOf) -> CompletedRun:
-    return done(run_of("lora", "method.type=lora", "method.r=8", "method.merge=true"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process writes down what it imports
+        return done(run_of("lora", "method.type=lora", "method.r=8", "method.merge=true"))
 
 
 def test_lora_trains_adapters_alone(lora: CompletedRun, base_model: Path) -> None:
@@ -105,6 +108,18 @@ def test_a_merged_model_loads_in_transformers_and_equals_base_and_adapter(lora: 
     with torch.no_grad():
         torch.testing.assert_close(merged(**tokens).logits, adapted(**tokens).logits, rtol=0, atol=1e-4)
     assert eval_loss(merged, lora) == pytest.approx(last_eval_loss(lora), abs=1e-5)
+
+
+def test_what_a_rank_has_no_use_for_is_not_imported(lora: CompletedRun) -> None:
+    """Both are installed here; peft and transformers would import them, which takes as long as the run itself.
+
+    A line is written for a mere attempt too, for what lies within a package only once that is imported.
+    """
+    lines = (lora.folder / "logs" / "attempt_1" / "rank_0.log").read_text().splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert {"torch.nn", "transformers.utils", "peft.utils"} <= imported
+    assert not [name for name in imported if name.startswith(("bitsandbytes.", "deepspeed."))]
+    assert find_spec("bitsandbytes") and find_spec("deepspeed")
 
 
 @pytest.mark.long

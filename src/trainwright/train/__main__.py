@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, NoReturn
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.framework_imports import collector_at_rest
 from trainwright.out_of_memory import OutOfMemoryError
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
@@ -40,7 +41,8 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="deepspeed")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    from trainwright.train.worker import run_rank
+    with collector_at_rest():
+        from trainwright.train.worker import run_rank
 
     return run_rank(Path(sys.argv[1]), stop)
 

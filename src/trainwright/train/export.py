@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainwright.framework_imports import left_out
 from trainwright.job.schema import Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.storage import retry_storage
@@ -44,7 +45,8 @@ def export_final_model(
         def write() -> None:
             remove(staging)
             staging.mkdir(mode=0o700)
-            _write(staging, job, strategy.module, weights, tokenizer, auto_class)
+            with left_out("deepspeed"):  # transformers looks whether the model is wrapped by it
+                _write(staging, job, strategy.module, weights, tokenizer, auto_class)
             write_json_atomic(staging / "trainwright.json", record)
             if folder.final_model_dir.exists():
                 set_aside(folder.final_model_dir)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainwright.errors import ExitCode, UserError, not_installed
+from trainwright.framework_imports import left_out
 from trainwright.job.schema import Job, MethodSection
 from trainwright.model_folder import loading_errors, require_safe, require_whole
 from trainwright.out_of_memory import is_out_of_memory
@@ -63,7 +64,9 @@ def build_model(
         with loading or nullcontext():
             model = _from_pretrained(job, auto_class, dtype, on_meta)
     model.config.use_cache = False
-    model = _apply_method(model, job.method, auto_class)
+    # For layers that it packed, of which there are none where it was not imported to load them.
+    with left_out("bitsandbytes"):
+        model = _apply_method(model, job.method, auto_class)
     if count_parameters(model).trainable == 0:
         raise UserError(
             "no parameter is left to train",

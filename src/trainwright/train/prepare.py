@@ -3,7 +3,8 @@
 The base model's files are hashed meanwhile, and those of the hub fetched first where they are not here.
 
 Nothing is done twice: a prepared.json made from the same data, tokenizer and settings stands; else a cache that another
-run made from the same is taken. torch and transformers are loaded only when prepared.json does not stand.
+run made from the same is taken. transformers is loaded only when prepared.json does not stand, torch only for a user's
+own task.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from types import FrameType
 from typing import Any
 
 from trainwright.errors import ExitCode, UserError
-from trainwright.job.schema import Job
+from trainwright.framework_imports import left_out
+from trainwright.job.schema import BUILT_IN_TASKS, Job
 from trainwright.runs.folder import RunFolder
 from trainwright.runs.kill_domain import die_with_launcher
 from trainwright.runs.storage import storage_errno
@@ -33,8 +35,10 @@ from trainwright.train.stopping import STOP_SIGNALS
 SCHEMA_VERSION = 2
 
 
-def prepare(run_dir: Path) -> dict[str, Any]:
+def prepare(run_dir: Path, *, own_process: bool = False) -> dict[str, Any]:
     """Make the run's tokenizer and token caches, write prepared.json and return what it holds.
+
+    `own_process`: nothing else in this process will want transformers.
 
     Raises:
         UserError: anything about the data, the tokenizer or the task that would fail later; no row can be used.
@@ -46,7 +50,7 @@ def prepare(run_dir: Path) -> dict[str, Any]:
     standing = _standing(folder, sha256_of(request))
     base = _Base(job, standing)
     base.start()
-    prepared = standing if standing is not None else _make(folder, job, request)
+    prepared = standing if standing is not None else _make(folder, job, request, own_process)
     base.join(timeout=1.0)
     if base.is_alive():
         _say("base model: its files are fetched where they are not here, and hashed, so that a resume can compare them")
@@ -90,7 +94,7 @@ class _Base(threading.Thread):
         return self._found
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], *, own_process: bool = False) -> int:
     """Prepare the run folder that is the only argument, and return the exit code; errors go to stderr."""
     if len(arguments) != 1:
         _say("usage: python -m trainwright.train.prepare RUN_DIR")
@@ -99,7 +103,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     try:
-        prepare(Path(arguments[0]))
+        prepare(Path(arguments[0]), own_process=own_process)
     except UserError as error:
         _say(error.render())
         return error.exit_code
@@ -117,6 +121,16 @@ def main(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
+def _settle_without_torch() -> None:
+    """Have transformers believe, for as long as this process lives, that there is no torch.
+
+    It looks once, when it is imported, and would import torch to read a tokenizer.
+    """
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that models cannot be built
+    with left_out("torch"):
+        import transformers  # noqa: F401
+
+
 def _standing(folder: RunFolder, request_sha256: str) -> dict[str, Any] | None:
     """Return what prepared.json holds if it answers this request and all that it names is still there."""
     try:
@@ -131,8 +145,10 @@ def _standing(folder: RunFolder, request_sha256: str) -> dict[str, Any] | None:
     return prepared if all(cache.read_meta(Path(part["cache"])) for part in parts) else None
 
 
-def _make(folder: RunFolder, job: Job, request: dict[str, Any]) -> dict[str, Any]:
+def _make(folder: RunFolder, job: Job, request: dict[str, Any], own_process: bool) -> dict[str, Any]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here, which is what the library warns of
+    if own_process and job.task in BUILT_IN_TASKS:  # a user's own may need both
+        _settle_without_torch()
     from trainwright.train.data.preparing import Preparation
 
     preparation = Preparation(job, request)
@@ -204,4 +220,4 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     die_with_launcher()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], own_process=True))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainwright.errors import ExitCode, UserError
+from trainwright.framework_imports import collector_at_rest
 from trainwright.job.batch_schedule import BatchSchedule
 from trainwright.job.learning_rate import LearningRate
 from trainwright.job.schema import Job
@@ -102,7 +103,9 @@ def _train(
     stop: StopRequest,
     sections: Sections,
 ) -> ExitCode:
-    from transformers import AutoTokenizer
+    with collector_at_rest():
+        import transformers.modeling_utils  # noqa: F401 - every model needs it, and it is what takes the time
+        from transformers import AutoTokenizer
 
     if ranks.is_first:
         for line in environment_lines(ranks):

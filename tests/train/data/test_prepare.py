@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.train.data.dataset import TokenDataset
+from trainwright.train.data.tokenizer import train_tokenizer
 from trainwright.train.prepare import main, prepare
 
 MakeRun = Callable[..., Path]
 COMMAND = [sys.executable, "-m", "trainwright.train.prepare"]
+
+
+@pytest.fixture
+def token_model(tmp_path: Path) -> Path:
+    """A saved model of a few weights with its tokenizer."""
+    folder = tmp_path / "saved-model"
+    texts = [f"What is {number} plus 4?" for number in range(40)]
+    tokenizer = train_tokenizer(texts, 300, ends_with_eos=False)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    return folder
 
 
 def _texts(prepared: dict[str, Any], part: str) -> list[str]:
@@ -352,10 +366,38 @@ def test_control_characters_of_the_data_do_not_reach_the_terminal(make_run: Make
     assert b"\x1b" not in done.stderr and "‮".encode() not in done.stderr
 
 
-def test_preparing_does_not_import_torch(make_run: MakeRun, questions: Path) -> None:
-    """It takes seconds of every start, and the ranks import it anyway."""
-    code = (
-        "import sys; from trainwright.train.prepare import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, make_run({"path": str(questions)})], capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+@pytest.mark.parametrize("tokenizer", ["trained", "of a saved model"])
+def test_preparing_does_not_import_torch(
+    make_run: MakeRun, questions: Path, tmp_path: Path, token_model: Path, tokenizer: str
+) -> None:
+    """It takes seconds of every start, and the ranks import it anyway; the tokens are the same with it."""
+    job = {} if tokenizer == "trained" else {"model": {"name": str(token_model)}}
+    run = make_run({"path": str(questions)}, **job)
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "transformers" in imported and "torch" not in imported
+    assert "PyTorch" not in done.stderr
+    with_torch = prepare(make_run({"path": str(questions), "cache_dir": str(tmp_path / "other")}, name="other", **job))
+    assert json.loads((run / "prepared.json").read_text())["data_fingerprint"] == with_torch["data_fingerprint"]
+
+
+def test_a_users_own_task_has_torch_and_transformers_while_preparing(make_run: MakeRun, questions: Path) -> None:
+    """One that asks a model of its own about the rows, for example."""
+    run = make_run({"path": str(questions)}, task="needing_both:OwnTask")
+    source = """
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from trainwright.train.tasks.causal_lm import CausalLM
+
+        class OwnTask(CausalLM):
+            def __init__(self, job, tokenizer):
+                super().__init__(job, tokenizer)
+                sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+                model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+                assert model(input_ids=torch.zeros(1, 3, dtype=torch.int64)).logits.shape == (1, 3, len(tokenizer))
+    """
+    (run.parent / "needing_both.py").write_text(textwrap.dedent(source))
+    done = subprocess.run([*COMMAND, str(run)], capture_output=True, text=True, timeout=300, cwd=run.parent)
+    assert done.returncode == 0, done.stderr

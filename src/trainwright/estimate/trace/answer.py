@@ -7,7 +7,6 @@ request that cannot be traced gives `{"error": ...}` in its place. An object wit
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.request import Request
 from trainwright.estimate.script_request import ScriptRequest
+from trainwright.framework_imports import collector_at_rest
 
 
 def main(arguments: list[str]) -> int:
@@ -79,15 +79,12 @@ def _answer_of_script(request: ScriptRequest) -> dict[str, Any]:
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are made in one thread
     os.environ["WANDB_MODE"] = "disabled"
     warnings.filterwarnings("ignore")
-    gc.disable()
-    from trainwright.estimate.trace.versions import require_internals, versions
+    with collector_at_rest():
+        from trainwright.estimate.trace.versions import require_internals, versions
 
-    require_internals()
-    from trainwright.estimate.trace.peaks_report import report
-    from trainwright.estimate.trace.script import trace_script
-
-    gc.freeze()
-    gc.enable()
+        require_internals()
+        from trainwright.estimate.trace.peaks_report import report
+        from trainwright.estimate.trace.script import trace_script
 
     began_s = time.perf_counter()
     with _prints_to_stderr():
@@ -131,15 +128,13 @@ def _import_libraries(requests: Sequence[Request]) -> None:
     if all(request.method.type != "qlora" for request in requests):
         # peft imports it where it is there, and it takes as long as torch; None says that it is not.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    gc.disable()  # what is imported stays: to look through it again and again is a quarter of the time
-    from trainwright.estimate.trace.versions import require_internals
+    with collector_at_rest():
+        from trainwright.estimate.trace.versions import require_internals
 
-    require_internals()
-    from trainwright.estimate.trace.run import prepare
+        require_internals()
+        from trainwright.estimate.trace.run import prepare
 
-    prepare(with_adapters=any(request.method.type != "full" for request in requests))
-    gc.freeze()
-    gc.enable()
+        prepare(with_adapters=any(request.method.type != "full" for request in requests))
     cpu_s = time.process_time() - began_cpu_s
     print(f"imports {time.perf_counter() - began_s:.2f} s, {cpu_s:.2f} s of processor time", file=sys.stderr)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.request import Request
+from trainwright.framework_imports import collector_at_rest
 
 
 def main(arguments: list[str]) -> int:
@@ -39,10 +40,11 @@ def shapes(config: dict[str, Any], auto_class: str) -> dict[str, Any]:
     Raises:
         UserError: transformers refuses the config, or does not know the model.
     """
-    import torch
-    import transformers
+    with collector_at_rest():
+        import torch
+        import transformers
 
-    from trainwright.estimate.trace.model import build_config, without_initial_values
+        from trainwright.estimate.trace.model import build_config, without_initial_values
 
     asked = Request(config=config, auto_class=auto_class, micro_batch_size=1, sequence_length=1)  # type: ignore[arg-type]
     built = build_config(asked)

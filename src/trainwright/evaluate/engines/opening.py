@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from trainwright.errors import UserError, not_installed
 from trainwright.evaluate.engines.engine import Engine, EngineName, EngineSettings
+from trainwright.framework_imports import collector_at_rest
 from trainwright.hardware.choice import Choice
 
 
@@ -41,6 +42,7 @@ def open_engine(settings: EngineSettings) -> Engine:
         from trainwright.evaluate.engines.vllm_engine import VllmEngine
 
         return VllmEngine(settings)
-    from trainwright.evaluate.engines.transformers_engine import TransformersEngine
+    with collector_at_rest():
+        from trainwright.evaluate.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(settings)
