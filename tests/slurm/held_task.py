@@ -6,13 +6,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainwright.job.schema import Job
 from trainwright.train.stopping import StopRequest
 from trainwright.train.tasks.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    import torch
 
 HELD_AT = 4
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainwright.job.schema import Job
 from trainwright.train.tasks.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Faulty(CausalLM):

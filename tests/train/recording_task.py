@@ -7,12 +7,13 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainwright.job.schema import Job
 from trainwright.train.tasks.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Recording(CausalLM):

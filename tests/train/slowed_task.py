@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from trainwright.job.schema import Job
 from trainwright.train.tasks.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class Slowed(CausalLM):

@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainwright.train.tasks.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Lost(CausalLM):

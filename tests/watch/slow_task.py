@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainwright.job.schema import Job
 from trainwright.train.tasks.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Slow(CausalLM):
