@@ -8,7 +8,10 @@ JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint docs clean
+# Files run whole, the longest first, so that none is left running alone at the end.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-long durations lint docs clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,11 +24,15 @@ demo: $(VENV)/installed
 
 # `make test ROOM=plan` runs the tests of one room.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m "not long" $(addprefix tests/,$(ROOM))
+	$(PYTEST) --durations 15 -m "not long" $(addprefix tests/,$(ROOM))
 
 # Further cases of what the others show, and whole lives of runs on a cluster: half an hour and more.
 test-long: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 15 -m long
+	$(PYTEST) --durations 15 -m long
+
+# `make test`, and then where its time went, by room and by file.
+durations: $(VENV)/installed
+	$(PYTEST) -p tests.durations -m "not long" $(addprefix tests/,$(ROOM))
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -16,6 +18,16 @@ from trainwright.out_of_memory import ALLOCATOR_VARIABLES
 os.environ.update(waiting_policy())
 # Under nohup it is ignored, which every child would inherit, and closing its terminal would stop none.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have the files that took longest when `make durations` was last called start first, new ones before them.
+
+    A worker takes the next file when it is free: what is long must not be what is left.
+    """
+    if hasattr(config, "workerinput"):
+        took_s = json.loads(Path(__file__).with_name("durations.json").read_text())
+        items.sort(key=lambda item: -took_s.get(item.nodeid.split("::")[0], math.inf))
 
 
 @pytest.fixture(scope="session", autouse=True)
