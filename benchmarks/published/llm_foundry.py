@@ -77,5 +77,6 @@ def case_of(record: Record) -> tuple[Anatomy, Request, tuple[Device, ...], float
     key = key_of(record["gpu"])
     assert key is not None
     tokens = micro_batch * steps * ranks * request.sequence_length
-    model = replace(anatomy(read_config(config)), attention_is_eager=False)  # that of transformers is
+    model = anatomy(read_config(config))
+    model = replace(model, family=replace(model.family, attention_is_eager=False))  # that of transformers is
     return model, request, devices_of(key, ranks), tokens / float(record["tokens_per_s"])

@@ -88,7 +88,7 @@ def with_lora(targets: str | list[str]) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_harm_16_attention_is_eager_where_transformers_has_no_other(name: str) -> None:
-    assert describe(SMALL[name]).attention_is_eager == (not build(SMALL[name])._supports_sdpa)
+    assert describe(SMALL[name]).family.attention_is_eager == (not build(SMALL[name])._supports_sdpa)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -21,11 +21,10 @@ def read_config(raw: Mapping[str, Any], *, from_scratch: bool = False) -> Config
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise unknown_family(model_type, tuple(FAMILIES))
-    kind, _ = family(model_type)
-    return read_fields(kind, {**raw, "from_scratch": from_scratch})
+    return read_fields(family(model_type).config, {**raw, "from_scratch": from_scratch})
 
 
 def anatomy(config: Config) -> Anatomy:
     """The model that transformers builds from these dimensions: for causal LM, seq2seq, masked LM or images."""
-    _, build = family(config.model_type)
-    return build(config)
+    record = family(config.model_type)
+    return record.build(record, config)

@@ -9,7 +9,7 @@ them, and gate and up, which are one tensor now, get twice the rank (`_convert_p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,15 +19,6 @@ from trainwright.errors import UserError
 AllLinear = Literal["all-linear"]
 
 _ADAPTABLE: Final = frozenset({"linear", "conv1d", "embedding", "patches"})
-_OLD_EXPERT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "mixtral": {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
-    "qwen3_moe": {
-        "gate": "gate",
-        "gate_proj": "gate_up_proj",
-        "up_proj": "gate_up_proj",
-        "down_proj": "down_proj",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,8 @@ def adapters(anatomy: Anatomy, lora: Lora) -> dict[str, Adapter]:
         UserError: nothing matches, or a name stands for something that takes no adapter.
     """
     weights = dict(anatomy.weights())
-    chosen = _by_old_expert_names(anatomy, lora) if anatomy.family in _OLD_EXPERT_NAMES else {}
-    old_names = _OLD_EXPERT_NAMES.get(anatomy.family, {})
+    old_names = anatomy.family.old_expert_names
+    chosen = _by_old_expert_names(anatomy, lora) if old_names else {}
     if lora.targets == "all-linear":
         for path, weight in weights.items():
             if weight.kind in ("linear", "conv1d") and path != anatomy.output and _leaf(path) not in old_names:
@@ -89,7 +80,7 @@ def adapter_parameters(anatomy: Anatomy, lora: Lora) -> int:
 
 def _by_old_expert_names(anatomy: Anatomy, lora: Lora) -> dict[str, Adapter]:
     """Adapters of routers and stacked experts that old names ask for, on the tensors that they became."""
-    translation = _OLD_EXPERT_NAMES[anatomy.family]
+    translation = anatomy.family.old_expert_names
     named = translation if lora.targets == "all-linear" else map(_leaf, lora.targets)
     asked = set(translation) & set(named)
     fused = {old for old, new in translation.items() if new == "gate_up_proj"}

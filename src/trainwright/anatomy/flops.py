@@ -100,7 +100,7 @@ def step_flops(
     Raises:
         UserError: adapters or freeze patterns that match nothing.
     """
-    if anatomy.attention_is_eager:
+    if anatomy.family.attention_is_eager:
         kernel = "eager"
     measure = _Measure(anatomy, batch, kernel, masked, checkpointing)
     forward: Counter[Part] = Counter()

@@ -60,11 +60,7 @@ def trainable_parameters(anatomy: Anatomy, freeze: Sequence[str] = ()) -> dict[s
 def _other_names(anatomy: Anatomy) -> dict[str, str]:
     """Further names under which transformers lists shared tensors, and the names that own them."""
     names = {f"{path}.weight": f"{weight.tied_to}.weight" for path, weight in anatomy.weights() if weight.tied_to}
-    if anatomy.family == "t5":
-        names["encoder.embed_tokens.weight"] = "shared.weight"
-    if anatomy.family == "bert":
-        names["cls.predictions.decoder.bias"] = "cls.predictions.bias"
-    return names
+    return names | dict(anatomy.family.further_names)
 
 
 def path_of(segment: Segment, weight: ModuleWeight) -> str:

@@ -14,6 +14,8 @@ from functools import cached_property
 from math import prod
 from typing import Final, Literal
 
+from trainwright.anatomy.family import Family
+
 Part = Literal[
     "embedding",
     "query",
@@ -106,6 +108,8 @@ class Attention:
     causal: bool = True
     window: int | None = None
     """A token sees this many tokens back, itself among them; None: all."""
+    rotary: float = 0.0
+    """Share of each head of queries and keys that rotary embeddings turn; 0: they do not."""
     queries_over: Over = "tokens"
     keys_over: Over = "tokens"
 
@@ -140,22 +144,18 @@ class Segment:
 class Anatomy:
     """A model, segment by segment in the order of its forward pass."""
 
-    family: str
+    family: Family
     segments: tuple[Segment, ...]
     output: str | None
     """Path of the output embedding, which peft's `all-linear` and 4-bit loading both leave alone."""
     image_tokens: int | None = None
     """Tokens of one sample where the config fixes them (an image: its patches and the class token)."""
-    never_quantized: tuple[str, ...] = ()
-    """Endings of module paths that transformers keeps in fp32 (`_keep_in_fp32_modules`)."""
-    attention_is_eager: bool = False
-    """transformers has no fused attention for this family: Gemma-2's scores are capped, others' have a bias."""
     output_is_scaled: bool = False
     """T5's, before its output embedding."""
 
     def attention_for(self, asked: str) -> str:
         """Return the attention that is computed where `asked` is asked for."""
-        return "eager" if self.attention_is_eager else asked
+        return "eager" if self.family.attention_is_eager else asked
 
     @property
     def layers(self) -> tuple[Segment, ...]:

@@ -39,5 +39,5 @@ def quantized_matrices(anatomy: Anatomy) -> dict[str, int]:
         if weight.kind in ("linear", "conv1d")
         and path != anatomy.output
         and weight.tied_to is None
-        and not path.endswith(anatomy.never_quantized or ("\0",))
+        and not path.endswith(anatomy.family.kept_in_fp32 or ("\0",))
     }

@@ -1,14 +1,13 @@
-"""The families whose anatomy is known, by the `model_type` of their config.json; modules are imported when needed."""
+"""The families that are known, by the `model_type` of their config.json; modules are imported when needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
-from trainwright.anatomy.config import Config
-from trainwright.anatomy.families.blocks import Builders
-from trainwright.anatomy.parts import Anatomy
+from trainwright.anatomy.families.blocks import Records
+from trainwright.anatomy.family import Family
 
 FAMILIES: Final[Mapping[str, str]] = {
     "llama": "llama",
@@ -38,7 +37,7 @@ FAMILIES: Final[Mapping[str, str]] = {
 """The module that describes each."""
 
 
-def family(model_type: str) -> tuple[type[Config], Callable[[Any], Anatomy]]:
-    """The config of a family, and what builds the anatomy from it."""
-    builders: Builders = import_module(f"{__name__}.{FAMILIES[model_type]}").BUILDERS
-    return builders[model_type]
+def family(model_type: str) -> Family:
+    """The record of a family."""
+    records: Records = import_module(f"{__name__}.{FAMILIES[model_type]}").RECORDS
+    return records[model_type]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-from trainwright.anatomy.config import Config
+from trainwright.anatomy.family import Family
 from trainwright.anatomy.parts import (
     Anatomy,
     Attention,
@@ -18,10 +18,15 @@ from trainwright.anatomy.parts import (
     norm,
 )
 
-Builders: TypeAlias = Mapping[str, tuple[type[Config], Callable[[Any], Anatomy]]]
-"""By `model_type`: the config of a family, and what builds the anatomy from it."""
+Records: TypeAlias = Mapping[str, Family]
+"""By `model_type`."""
 
 QKV = ("q", "k", "v")
+
+
+def by_name(*families: Family) -> Records:
+    """The records of a module, by `model_type`."""
+    return {family.name: family for family in families}
 
 
 def split_attention(
@@ -60,12 +65,12 @@ def head_norms(query_name: str, key_name: str, size: int, *, bias: bool = False)
 
 
 def gated_mlp(
-    path: str, hidden: int, inner: int, *, bias: bool = False, writes: str = "tokens"
+    path: str, hidden: int, inner: int, *, bias: bool = False, reads: str = "normed", writes: str = "tokens"
 ) -> tuple[Operation, ...]:
     """Gate and up projections, multiplied, then down (SwiGLU and its kin)."""
     return (
-        linear(f"{path}.gate_proj", "mlp", hidden, inner, bias=bias, writes="inner"),
-        linear(f"{path}.up_proj", "mlp", hidden, inner, bias=bias, writes="inner"),
+        linear(f"{path}.gate_proj", "mlp", hidden, inner, bias=bias, reads=reads, writes="inner"),
+        linear(f"{path}.up_proj", "mlp", hidden, inner, bias=bias, reads=reads, writes="inner"),
         linear(f"{path}.down_proj", "mlp", inner, hidden, bias=bias, reads="inner", writes=writes),
     )
 
@@ -93,7 +98,7 @@ def stack(prefix: str, blocks: Sequence[tuple[Operation, ...]], *, dropout: floa
 
 
 def decoder(
-    family: str,
+    family: Family,
     layers: tuple[Segment, ...],
     *,
     vocab_size: int,
@@ -105,7 +110,6 @@ def decoder(
     head: str = "lm_head",
     head_bias: bool = False,
     after_embedding: tuple[Operation, ...] = (),
-    attention_is_eager: bool = False,
 ) -> Anatomy:
     """A causal language model: embedding, layers, final norm, output embedding."""
     logits = linear(
@@ -119,5 +123,4 @@ def decoder(
             Segment("", (norm(final_norm, hidden_size, bias=norm_bias), logits)),
         ),
         output=head,
-        attention_is_eager=attention_is_eager,
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import QKV, Builders, decoder, plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import QKV, by_name, decoder, plain_mlp, split_attention, stack
+from trainwright.anatomy.family import Family, LayerNorms
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, Segment, embedding, linear, norm
 
 
@@ -79,7 +80,7 @@ class MptConfig(Config):
         return multiple_of_heads(self.d_model, self.n_heads)
 
 
-def opt(config: OptConfig) -> Anatomy:
+def opt(family: Family, config: OptConfig) -> Anatomy:
     """Layers of `modeling_opt.py`; OPT-350m normalises after each part instead of before."""
     hidden, heads, width, bias = (
         config.hidden_size,
@@ -116,10 +117,10 @@ def opt(config: OptConfig) -> Anatomy:
     tied_to = words if config.tie_word_embeddings else None
     head = linear("lm_head", "head", width, config.vocab_size, reads=stream, writes="logits", tied_to=tied_to)
     layers = stack(f"{path}.layers", [block] * config.num_hidden_layers, dropout=config.dropout)
-    return Anatomy("opt", (Segment("", before), *layers, Segment("", (*after, head))), output="lm_head")
+    return Anatomy(family, (Segment("", before), *layers, Segment("", (*after, head))), output="lm_head")
 
 
-def bloom(config: BloomConfig) -> Anatomy:
+def bloom(family: Family, config: BloomConfig) -> Anatomy:
     """Layers of `modeling_bloom.py`."""
     hidden, heads = config.hidden_size, config.n_head
     block: tuple[Operation, ...] = (
@@ -131,7 +132,7 @@ def bloom(config: BloomConfig) -> Anatomy:
         *plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", hidden, 4 * hidden),
     )
     return decoder(
-        config.model_type,
+        family,
         stack("transformer.h", [block] * config.n_layer, dropout=config.hidden_dropout),
         vocab_size=config.vocab_size,
         hidden_size=hidden,
@@ -140,11 +141,10 @@ def bloom(config: BloomConfig) -> Anatomy:
         after_embedding=(norm("transformer.word_embeddings_layernorm", hidden, bias=True, writes="tokens"),),
         final_norm="transformer.ln_f",
         norm_bias=True,
-        attention_is_eager=True,
     )
 
 
-def mpt(config: MptConfig) -> Anatomy:
+def mpt(family: Family, config: MptConfig) -> Anatomy:
     """Layers of `modeling_mpt.py`."""
     hidden, heads = config.d_model, config.n_heads
     block: tuple[Operation, ...] = (
@@ -156,19 +156,47 @@ def mpt(config: MptConfig) -> Anatomy:
         *plain_mlp("ffn.up_proj", "ffn.down_proj", hidden, 4 * hidden, bias=False),
     )
     return decoder(
-        config.model_type,
+        family,
         stack("transformer.blocks", [block] * config.n_layers, dropout=config.resid_pdrop),
         vocab_size=config.vocab_size,
         hidden_size=hidden,
         tie=config.tie_word_embeddings,
         tokens="transformer.wte",
         final_norm="transformer.norm_f",
-        attention_is_eager=True,
     )
 
 
-BUILDERS: Final[Builders] = {
-    MptConfig.model_type: (MptConfig, mpt),
-    OptConfig.model_type: (OptConfig, opt),
-    BloomConfig.model_type: (BloomConfig, bloom),
-}
+OPT = Family(
+    config=OptConfig,
+    build=opt,
+    layer="OPTDecoderLayer",
+    norm="layer",
+    norms=LayerNorms("self_attn_layer_norm", None, "final_layer_norm", None),
+    positions="table_for_each_sample",
+)
+BLOOM = Family(
+    config=BloomConfig,
+    build=bloom,
+    layer="BloomBlock",
+    norm="layer",
+    norms_registered_first=True,
+    positions="slopes",
+    attention_is_eager=True,
+    does_without_padding_mask=False,
+    activation="bloom_gelu",
+    embedding="normed",
+)
+MPT = Family(
+    config=MptConfig,
+    build=mpt,
+    layer="MptBlock",
+    norm="layer",
+    norms=LayerNorms("norm_1", None, "norm_2", None),
+    norms_registered_first=True,
+    positions="slopes",
+    attention_is_eager=True,
+    mask_of_bools=True,
+    does_without_padding_mask=False,
+)
+
+RECORDS: Final = by_name(OPT, BLOOM, MPT)

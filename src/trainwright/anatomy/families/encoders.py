@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import Builders, plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import by_name, plain_mlp, split_attention, stack
+from trainwright.anatomy.family import Family, LayerNorms
 from trainwright.anatomy.parts import (
     Anatomy,
     Attention,
@@ -75,7 +76,7 @@ def pair(size: int | tuple[int, ...]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def bert(config: BertConfig) -> Anatomy:
+def bert(family: Family, config: BertConfig) -> Anatomy:
     """`BertForMaskedLM` of `modeling_bert.py`, which has no pooler."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     words = "bert.embeddings.word_embeddings"
@@ -113,10 +114,10 @@ def bert(config: BertConfig) -> Anatomy:
         ),
     )
     layers = stack("bert.encoder.layer", [block] * config.num_hidden_layers)
-    return Anatomy("bert", (Segment("", before), *layers, Segment("", head)), output="cls.predictions.decoder")
+    return Anatomy(family, (Segment("", before), *layers, Segment("", head)), output="cls.predictions.decoder")
 
 
-def vit(config: VitConfig) -> Anatomy:
+def vit(family: Family, config: VitConfig) -> Anatomy:
     """`ViTForImageClassification` of `modeling_vit.py`."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     block = (
@@ -143,7 +144,7 @@ def vit(config: VitConfig) -> Anatomy:
         after += (linear("classifier", "head", hidden, config.num_labels, bias=True, writes="logits", over="samples"),)
     layers = stack("vit.layers", [block] * config.num_hidden_layers, dropout=config.hidden_dropout_prob)
     return Anatomy(
-        "vit", (Segment("", before), *layers, Segment("", after)), output=None, image_tokens=config.patches + 1
+        family, (Segment("", before), *layers, Segment("", after)), output=None, image_tokens=config.patches + 1
     )
 
 
@@ -162,7 +163,26 @@ def patch_projection(name: str, hidden: int, channels: int, patch: tuple[int, in
     )
 
 
-BUILDERS: Final[Builders] = {
-    BertConfig.model_type: (BertConfig, bert),
-    VitConfig.model_type: (VitConfig, vit),
-}
+BERT = Family(
+    config=BertConfig,
+    build=bert,
+    layer="BertLayer",
+    norm="layer",
+    norms=LayerNorms(None, "attention.output.LayerNorm", None, "output.LayerNorm"),
+    positions="table",
+    does_without_padding_mask=False,
+    embedding="normed",
+    drops_before_norms=True,
+    further_names={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+)
+VIT = Family(
+    config=VitConfig,
+    build=vit,
+    layer="ViTLayer",
+    norm="layer",
+    norms=LayerNorms("layernorm_before", None, "layernorm_after", None),
+    positions="image",
+    does_without_padding_mask=False,
+)
+
+RECORDS: Final = by_name(BERT, VIT)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived
-from trainwright.anatomy.families.blocks import Builders, decoder, gated_mlp, head_norms, split_attention, stack
-from trainwright.anatomy.families.llama import one_type_a_layer, split_evenly, windowed
-from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Operation, linear, norm
+from trainwright.anatomy.families.blocks import by_name, gated_mlp
+from trainwright.anatomy.families.llama_line import llama_line, one_type_a_layer, split_evenly
+from trainwright.anatomy.family import Family, HeadNorms
+from trainwright.anatomy.parts import Anatomy, ModuleWeight, Operation, linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,60 +117,29 @@ def enough_experts(chosen: int, experts: int) -> list[str]:
     return []
 
 
-def mixtral(config: MixtralConfig) -> Anatomy:
+def mixtral(family: Family, config: MixtralConfig) -> Anatomy:
     """Layers of `modeling_mixtral.py`."""
-    hidden = config.hidden_size
-    block: tuple[Operation, ...] = (
-        norm("input_layernorm", hidden),
-        *split_attention("self_attn", hidden, _attention(config, config.sliding_window)),
-        norm("post_attention_layernorm", hidden),
-        *_experts(hidden, config.intermediate_size, config.num_local_experts, config.num_experts_per_tok),
-    )
-    return _model(config, [block] * config.num_hidden_layers)
+    mlp = _experts(config.hidden_size, config.intermediate_size, config.num_local_experts, config.num_experts_per_tok)
+    return llama_line(family, config, mlps=[mlp] * config.num_hidden_layers)
 
 
-def qwen2_moe(config: Qwen2MoeConfig) -> Anatomy:
+def qwen2_moe(family: Family, config: Qwen2MoeConfig) -> Anatomy:
     """Layers of `modeling_qwen2_moe.py`."""
     hidden, inner = config.hidden_size, config.shared_expert_intermediate_size
     shared = (
         *gated_mlp("mlp.shared_expert", hidden, inner),
         linear("mlp.shared_expert_gate", "router", hidden, 1),
     )
-    return _model(
-        config,
-        [
-            (
-                norm("input_layernorm", hidden),
-                *split_attention("self_attn", hidden, attention, qkv_bias=config.qkv_bias),
-                norm("post_attention_layernorm", hidden),
-                *_sparse_or_dense(config, layer, shared),
-            )
-            for layer, attention in enumerate(windowed(config))
-        ],
+    return llama_line(
+        family, config, mlps=[_sparse_or_dense(config, layer, shared) for layer in range(config.num_hidden_layers)]
     )
 
 
-def qwen3_moe(config: Qwen3MoeConfig) -> Anatomy:
+def qwen3_moe(family: Family, config: Qwen3MoeConfig) -> Anatomy:
     """Layers of `modeling_qwen3_moe.py`."""
-    hidden, bias = config.hidden_size, config.attention_bias
-    attention = _attention(config, config.sliding_window if config.use_sliding_window else None)
-    norms = head_norms("self_attn.q_norm", "self_attn.k_norm", config.head_dim)
-    return _model(
-        config,
-        [
-            (
-                norm("input_layernorm", hidden),
-                *split_attention("self_attn", hidden, attention, qkv_bias=bias, out_bias=bias, head_norm=norms),
-                norm("post_attention_layernorm", hidden),
-                *_sparse_or_dense(config, layer, ()),
-            )
-            for layer in range(config.num_hidden_layers)
-        ],
+    return llama_line(
+        family, config, mlps=[_sparse_or_dense(config, layer, ()) for layer in range(config.num_hidden_layers)]
     )
-
-
-def _attention(config: Any, window: int | None) -> Attention:
-    return Attention(config.num_attention_heads, config.num_key_value_heads, config.head_dim, window=window)
 
 
 def _sparse_or_dense(
@@ -205,18 +175,25 @@ def _experts(hidden: int, inner: int, experts: int, chosen: int) -> tuple[Operat
     )
 
 
-def _model(config: Any, blocks: list[tuple[Operation, ...]]) -> Anatomy:
-    return decoder(
-        config.model_type,
-        stack("model.layers", blocks),
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        tie=config.tie_word_embeddings,
-    )
+MIXTRAL = Family(
+    config=MixtralConfig,
+    build=mixtral,
+    weighs_experts_in_fp32=True,
+    old_expert_names={"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
+)
+QWEN2_MOE = Family(config=Qwen2MoeConfig, build=qwen2_moe, qkv_bias="qkv_bias")
+QWEN3_MOE = Family(
+    config=Qwen3MoeConfig,
+    build=qwen3_moe,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    head_norms=HeadNorms(),
+    old_expert_names={
+        "gate": "gate",
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+        "down_proj": "down_proj",
+    },
+)
 
-
-BUILDERS: Final[Builders] = {
-    MixtralConfig.model_type: (MixtralConfig, mixtral),
-    Qwen2MoeConfig.model_type: (Qwen2MoeConfig, qwen2_moe),
-    Qwen3MoeConfig.model_type: (Qwen3MoeConfig, qwen3_moe),
-}
+RECORDS: Final = by_name(MIXTRAL, QWEN2_MOE, QWEN3_MOE)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainwright.anatomy.config import Config, multiple_of_heads, read_fields
-from trainwright.anatomy.families.blocks import Builders, plain_mlp, split_attention, stack
+from trainwright.anatomy.families.blocks import by_name, plain_mlp, split_attention, stack
 from trainwright.anatomy.families.encoders import pair, patch_projection
-from trainwright.anatomy.families.llama import Gemma3TextConfig, gemma3_text
+from trainwright.anatomy.families.llama import GEMMA3_TEXT, Gemma3TextConfig
+from trainwright.anatomy.families.llama_line import llama_line
+from trainwright.anatomy.family import Family
 from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Operation, Segment, embedding, norm, parameter
 
 
@@ -58,10 +60,10 @@ class Gemma3Config(Config):
         return read_fields(SiglipVisionConfig, self.vision_config)
 
 
-def gemma3(config: Gemma3Config) -> Anatomy:
+def gemma3(family: Family, config: Gemma3Config) -> Anatomy:
     """`Gemma3ForConditionalGeneration` of `modeling_gemma3.py`."""
     text, vision = config.text, config.vision
-    language = gemma3_text(text, path="model.language_model")
+    language = llama_line(family, text, path="model.language_model")
     before = Segment(
         "",
         tuple(
@@ -95,7 +97,7 @@ def gemma3(config: Gemma3Config) -> Anatomy:
     )
     block = tuple(_aside(operation) for operation in _tower_block(vision) if isinstance(operation, ModuleWeight))
     tower = stack("model.vision_tower.encoder.layers", [block] * vision.num_hidden_layers)
-    return dataclasses.replace(language, family="gemma3", segments=(before, *tower, after, *language.segments))
+    return dataclasses.replace(language, segments=(before, *tower, after, *language.segments))
 
 
 def _patches(vision: SiglipVisionConfig) -> int:
@@ -125,6 +127,6 @@ def _aside(weight: ModuleWeight) -> ModuleWeight:
     return dataclasses.replace(weight, part="vision", over="nothing", reads="image", writes=("image",), begins=False)
 
 
-BUILDERS: Final[Builders] = {
-    Gemma3Config.model_type: (Gemma3Config, gemma3),
-}
+GEMMA3 = dataclasses.replace(GEMMA3_TEXT, config=Gemma3Config, build=gemma3)
+
+RECORDS: Final = by_name(GEMMA3)

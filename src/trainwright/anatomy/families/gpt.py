@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import QKV, Builders, decoder, head_norms, plain_mlp, split_attention, stack
-from trainwright.anatomy.families.llama import split_evenly
+from trainwright.anatomy.families.blocks import QKV, by_name, decoder, head_norms, plain_mlp, split_attention, stack
+from trainwright.anatomy.families.llama_line import split_evenly
+from trainwright.anatomy.family import Family, LayerNorms
 from trainwright.anatomy.parts import Anatomy, Attention, Kind, Operation, embedding, linear, norm
 
 
@@ -101,17 +102,17 @@ class GptNeoxConfig(Config):
         return multiple_of_heads(self.hidden_size, self.num_attention_heads)
 
 
-def gpt2(config: Gpt2Config) -> Anatomy:
+def gpt2(family: Family, config: Gpt2Config) -> Anatomy:
     """Layers of `modeling_gpt2.py`, whose linears are stored transposed (`Conv1D`)."""
-    return _gpt2(config, config.n_head, "conv1d")
+    return _gpt2(family, config, config.n_head, "conv1d")
 
 
-def gpt_bigcode(config: GptBigCodeConfig) -> Anatomy:
+def gpt_bigcode(family: Family, config: GptBigCodeConfig) -> Anatomy:
     """Layers of `modeling_gpt_bigcode.py`."""
-    return _gpt2(config, 1 if config.multi_query else config.n_head, "linear")
+    return _gpt2(family, config, 1 if config.multi_query else config.n_head, "linear")
 
 
-def _gpt2(config: Gpt2Config, key_value_heads: int, kind: Kind) -> Anatomy:
+def _gpt2(family: Family, config: Gpt2Config, key_value_heads: int, kind: Kind) -> Anatomy:
     hidden, head_dim = config.n_embd, config.n_embd // config.n_head
     inner = config.n_inner or 4 * hidden
     joined = hidden + 2 * key_value_heads * head_dim
@@ -125,7 +126,7 @@ def _gpt2(config: Gpt2Config, key_value_heads: int, kind: Kind) -> Anatomy:
         linear("mlp.c_proj", "mlp", inner, hidden, bias=True, reads="inner", kind=kind),
     )
     return decoder(
-        config.model_type,
+        family,
         stack("transformer.h", [block] * config.n_layer, dropout=config.resid_pdrop),
         vocab_size=config.vocab_size,
         hidden_size=hidden,
@@ -137,11 +138,15 @@ def _gpt2(config: Gpt2Config, key_value_heads: int, kind: Kind) -> Anatomy:
     )
 
 
-def starcoder2(config: Starcoder2Config) -> Anatomy:
+def starcoder2(family: Family, config: Starcoder2Config) -> Anatomy:
     """Layers of `modeling_starcoder2.py`."""
     hidden, bias = config.hidden_size, config.use_bias
     attention = Attention(
-        config.num_attention_heads, config.num_key_value_heads, config.head_dim, window=config.sliding_window
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        window=config.sliding_window,
+        rotary=family.rotary_share,
     )
     block = (
         norm("input_layernorm", hidden, bias=True),
@@ -150,7 +155,7 @@ def starcoder2(config: Starcoder2Config) -> Anatomy:
         *plain_mlp("mlp.c_fc", "mlp.c_proj", hidden, config.intermediate_size, bias=bias),
     )
     return decoder(
-        config.model_type,
+        family,
         stack("model.layers", [block] * config.num_hidden_layers, dropout=config.residual_dropout),
         vocab_size=config.vocab_size,
         hidden_size=hidden,
@@ -159,10 +164,12 @@ def starcoder2(config: Starcoder2Config) -> Anatomy:
     )
 
 
-def phi(config: PhiConfig) -> Anatomy:
+def phi(family: Family, config: PhiConfig) -> Anatomy:
     """Layers of `modeling_phi.py`."""
     hidden = config.hidden_size
-    attention = Attention(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    attention = Attention(
+        config.num_attention_heads, config.num_key_value_heads, config.head_dim, rotary=family.rotary_share
+    )
     head_size = hidden // config.num_attention_heads
     norms = head_norms("self_attn.q_layernorm", "self_attn.k_layernorm", head_size, bias=True)
     block = (
@@ -179,7 +186,7 @@ def phi(config: PhiConfig) -> Anatomy:
         *plain_mlp("mlp.fc1", "mlp.fc2", hidden, config.intermediate_size),
     )
     return decoder(
-        config.model_type,
+        family,
         stack("model.layers", [block] * config.num_hidden_layers, dropout=config.resid_pdrop),
         vocab_size=config.vocab_size,
         hidden_size=hidden,
@@ -190,7 +197,7 @@ def phi(config: PhiConfig) -> Anatomy:
     )
 
 
-def gpt_neox(config: GptNeoxConfig) -> Anatomy:
+def gpt_neox(family: Family, config: GptNeoxConfig) -> Anatomy:
     """Layers of `modeling_gpt_neox.py`; with `use_parallel_residual` the MLP reads what the attention reads."""
     hidden, inner, heads, bias = (
         config.hidden_size,
@@ -200,7 +207,7 @@ def gpt_neox(config: GptNeoxConfig) -> Anatomy:
     )
     attention = (
         linear("attention.query_key_value", "query_key_value", hidden, 3 * hidden, bias=bias, writes=QKV),
-        Attention(heads, heads, hidden // heads),
+        Attention(heads, heads, hidden // heads, rotary=family.rotary_share),
         linear("attention.dense", "attention_output", hidden, hidden, bias=bias, reads="heads"),
     )
     before_mlp = norm("post_attention_layernorm", hidden, bias=True, writes="normed_for_mlp")
@@ -210,7 +217,7 @@ def gpt_neox(config: GptNeoxConfig) -> Anatomy:
         *plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", hidden, inner, reads="normed_for_mlp"),
     )
     return decoder(
-        config.model_type,
+        family,
         stack("gpt_neox.layers", [block] * config.num_hidden_layers, dropout=config.hidden_dropout),
         vocab_size=config.vocab_size,
         hidden_size=hidden,
@@ -221,10 +228,43 @@ def gpt_neox(config: GptNeoxConfig) -> Anatomy:
     )
 
 
-BUILDERS: Final[Builders] = {
-    PhiConfig.model_type: (PhiConfig, phi),
-    Gpt2Config.model_type: (Gpt2Config, gpt2),
-    GptNeoxConfig.model_type: (GptNeoxConfig, gpt_neox),
-    GptBigCodeConfig.model_type: (GptBigCodeConfig, gpt_bigcode),
-    Starcoder2Config.model_type: (Starcoder2Config, starcoder2),
-}
+GPT2 = Family(
+    config=Gpt2Config,
+    build=gpt2,
+    layer="GPT2Block",
+    norm="layer",
+    norms=LayerNorms("ln_1", None, "ln_2", None),
+    norms_registered_first=True,
+    positions="table",
+    activation="new_gelu",
+)
+GPT_BIGCODE = replace(
+    GPT2,
+    config=GptBigCodeConfig,
+    build=gpt_bigcode,
+    positions="table_behind_masks",
+    activation="one_kernel",
+    position_mask_buffer=True,
+)
+STARCODER2 = Family(config=Starcoder2Config, build=starcoder2, layer="Starcoder2DecoderLayer", norm="layer")
+PHI = Family(
+    config=PhiConfig,
+    build=phi,
+    layer="PhiDecoderLayer",
+    norm="layer",
+    norms=LayerNorms("input_layernorm", None, None, None),
+    rotation="halves_and_rest",
+    rotary_share=0.5,
+    activation="new_gelu",
+)
+GPT_NEOX = Family(
+    config=GptNeoxConfig,
+    build=gpt_neox,
+    layer="GPTNeoXLayer",
+    norm="layer",
+    norms_registered_first=True,
+    rotation="halves_and_rest",
+    rotary_share=0.25,
+)
+
+RECORDS: Final = by_name(GPT2, GPT_BIGCODE, STARCODER2, PHI, GPT_NEOX)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from trainwright.anatomy.config import Config, derived, multiple_of_heads
-from trainwright.anatomy.families.blocks import Builders, decoder, gated_mlp, head_norms, split_attention, stack
-from trainwright.anatomy.parts import Anatomy, Attention, Operation, linear, norm
-
-
-def split_evenly(config: Any) -> int:
-    """The size of a head where the config does not name it."""
-    return int(config.hidden_size // config.num_attention_heads)
+from trainwright.anatomy.families.blocks import by_name
+from trainwright.anatomy.families.llama_line import alternating, llama_line, one_type_a_layer, split_evenly
+from trainwright.anatomy.family import Family, HeadNorms, LayerNorms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,156 +153,43 @@ class Phi3Config(Config):
     tie_word_embeddings: bool = False
 
 
-def alternating(layers: int, period: int) -> tuple[str, ...]:
-    """Windowed attention, but full attention in the last layer of each period."""
-    return tuple("sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers))
+LLAMA = Family(
+    config=LlamaConfig,
+    build=llama_line,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    mlp_bias="mlp_bias",
+)
+MISTRAL = Family(config=MistralConfig, build=llama_line)
+QWEN2 = Family(config=Qwen2Config, build=llama_line, qkv_bias=True)
+QWEN3 = Family(
+    config=Qwen3Config,
+    build=llama_line,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    head_norms=HeadNorms(),
+)
+GEMMA = Family(
+    config=GemmaConfig,
+    build=llama_line,
+    norm="rms_of_one_more",
+    embedding="scaled",
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+)
+GEMMA2 = replace(
+    GEMMA,
+    config=Gemma2Config,
+    norms=LayerNorms(
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),
+    attention_is_eager=True,
+    softcapped=True,
+    makes_both_masks=True,
+)
+GEMMA3_TEXT = replace(
+    GEMMA2, config=Gemma3TextConfig, head_norms=HeadNorms(), attention_is_eager=False, softcapped=False
+)
+PHI3 = Family(config=Phi3Config, build=llama_line, joined_projections=True, joined_mlp=True, rotation="halves_and_rest")
 
-
-def one_type_a_layer(layer_types: tuple[str, ...], layers: int) -> list[str]:
-    """The check that transformers makes on `layer_types`."""
-    if len(layer_types) != layers:
-        return [f"layer_types names {len(layer_types)} layers, num_hidden_layers is {layers}"]
-    return []
-
-
-def llama(config: LlamaConfig) -> Anatomy:
-    """Layers of `modeling_llama.py`."""
-    attention = Attention(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-    return _model(config, [_block(config, attention, config.attention_bias, config.attention_bias, config.mlp_bias)])
-
-
-def mistral(config: MistralConfig) -> Anatomy:
-    """Layers of `modeling_mistral.py`."""
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
-    return _model(config, [_block(config, Attention(heads, groups, config.head_dim, window=config.sliding_window))])
-
-
-def qwen2(config: Qwen2Config) -> Anatomy:
-    """Layers of `modeling_qwen2.py`."""
-    return _model(config, [_block(config, attention, qkv_bias=True) for attention in windowed(config)])
-
-
-def qwen3(config: Qwen3Config) -> Anatomy:
-    """Layers of `modeling_qwen3.py`."""
-    norms = head_norms("self_attn.q_norm", "self_attn.k_norm", config.head_dim)
-    bias = config.attention_bias
-    return _model(config, [_block(config, attention, bias, bias, head_norm=norms) for attention in windowed(config)])
-
-
-def gemma(config: GemmaConfig) -> Anatomy:
-    """Layers of `modeling_gemma.py`."""
-    causal, bias = not config.use_bidirectional_attention, config.attention_bias
-    attention = Attention(config.num_attention_heads, config.num_key_value_heads, config.head_dim, causal)
-    return _model(config, [_block(config, attention, bias, bias)])
-
-
-def gemma2(config: Gemma2Config) -> Anatomy:
-    """Layers of `modeling_gemma2.py`."""
-    blocks = [_sandwiched(config, attention) for attention in windowed(config)]
-    return _model(config, blocks, attention_is_eager=True)
-
-
-def gemma3_text(config: Gemma3TextConfig, *, path: str = "model") -> Anatomy:
-    """Layers of `modeling_gemma3.py`."""
-    norms = head_norms("self_attn.q_norm", "self_attn.k_norm", config.head_dim)
-    blocks = [_sandwiched(config, attention, norms) for attention in windowed(config)]
-    return _model(config, blocks, path=path)
-
-
-def phi3(config: Phi3Config) -> Anatomy:
-    """Layers of `modeling_phi3.py`, whose projections are joined."""
-    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-    queries, keys = heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    block: tuple[Operation, ...] = (
-        norm("input_layernorm", hidden),
-        linear("self_attn.qkv_proj", "query_key_value", hidden, queries + 2 * keys, writes=("q", "k", "v")),
-        Attention(heads, config.num_key_value_heads, config.head_dim, window=config.sliding_window),
-        linear("self_attn.o_proj", "attention_output", queries, hidden, reads="heads"),
-        norm("post_attention_layernorm", hidden),
-        linear("mlp.gate_up_proj", "mlp", hidden, 2 * inner, writes="inner"),
-        linear("mlp.down_proj", "mlp", inner, hidden, reads="inner"),
-    )
-    return _model(config, [block], dropout=config.resid_pdrop)
-
-
-def windowed(config: Any) -> list[Attention]:
-    """The attention of each layer, with a window where its type is `sliding_attention`."""
-    causal = not getattr(config, "use_bidirectional_attention", False)
-    return [
-        Attention(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            causal,
-            window=config.sliding_window if kind == "sliding_attention" else None,
-        )
-        for kind in config.layer_types
-    ]
-
-
-def _block(
-    config: Any,
-    attention: Attention,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    mlp_bias: bool = False,
-    head_norm: tuple[Operation, ...] = (),
-) -> tuple[Operation, ...]:
-    hidden = config.hidden_size
-    return (
-        norm("input_layernorm", hidden),
-        *split_attention("self_attn", hidden, attention, qkv_bias=qkv_bias, out_bias=out_bias, head_norm=head_norm),
-        norm("post_attention_layernorm", hidden),
-        *gated_mlp("mlp", hidden, config.intermediate_size, bias=mlp_bias),
-    )
-
-
-def _sandwiched(
-    config: GemmaConfig, attention: Attention, head_norm: tuple[Operation, ...] = ()
-) -> tuple[Operation, ...]:
-    """Gemma 2 and 3 normalise what comes out of attention and MLP too."""
-    hidden, bias = config.hidden_size, config.attention_bias
-    return (
-        norm("input_layernorm", hidden),
-        *split_attention(
-            "self_attn", hidden, attention, qkv_bias=bias, out_bias=bias, head_norm=head_norm, writes="attended"
-        ),
-        norm("post_attention_layernorm", hidden, reads="attended", writes="tokens"),
-        norm("pre_feedforward_layernorm", hidden),
-        *gated_mlp("mlp", hidden, config.intermediate_size, writes="fed"),
-        norm("post_feedforward_layernorm", hidden, reads="fed", writes="tokens"),
-    )
-
-
-def _model(
-    config: Any,
-    blocks: list[tuple[Operation, ...]],
-    *,
-    dropout: float = 0.0,
-    path: str = "model",
-    attention_is_eager: bool = False,
-) -> Anatomy:
-    """The causal language model around `blocks`; a single block stands for all layers."""
-    each = blocks * config.num_hidden_layers if len(blocks) == 1 else blocks
-    return decoder(
-        config.model_type,
-        stack(f"{path}.layers", each, dropout=dropout),
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        tie=config.tie_word_embeddings,
-        tokens=f"{path}.embed_tokens",
-        final_norm=f"{path}.norm",
-        attention_is_eager=attention_is_eager,
-    )
-
-
-BUILDERS: Final[Builders] = {
-    LlamaConfig.model_type: (LlamaConfig, llama),
-    MistralConfig.model_type: (MistralConfig, mistral),
-    Qwen2Config.model_type: (Qwen2Config, qwen2),
-    Qwen3Config.model_type: (Qwen3Config, qwen3),
-    GemmaConfig.model_type: (GemmaConfig, gemma),
-    Gemma2Config.model_type: (Gemma2Config, gemma2),
-    Gemma3TextConfig.model_type: (Gemma3TextConfig, gemma3_text),
-    Phi3Config.model_type: (Phi3Config, phi3),
-}
+RECORDS: Final = by_name(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, PHI3)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from trainwright.anatomy.config import Config, derived
-from trainwright.anatomy.families.blocks import Builders, split_attention, stack
+from trainwright.anatomy.families.blocks import by_name, split_attention, stack
+from trainwright.anatomy.family import Family, LayerNorms
 from trainwright.anatomy.parts import (
     Anatomy,
     Attention,
@@ -57,14 +58,14 @@ class T5Config(Config):
         return self.feed_forward_proj.startswith("gated-")
 
 
-def t5(config: T5Config) -> Anatomy:
+def t5(family: Family, config: T5Config) -> Anatomy:
     """`T5ForConditionalGeneration` of `modeling_t5.py`."""
     hidden = config.d_model
     tie = config.tie_word_embeddings or config.from_scratch
     encoder = [_block(config, layer, is_decoder=False) for layer in range(config.num_layers)]
     decoder = [_block(config, layer, is_decoder=True) for layer in range(config.num_decoder_layers)]
     return Anatomy(
-        "t5",
+        family,
         (
             Segment("", (embedding("shared", config.vocab_size, hidden, writes="source", begins=True),)),
             *stack("encoder.block", encoder, dropout=config.dropout_rate),
@@ -87,7 +88,6 @@ def t5(config: T5Config) -> Anatomy:
             ),
         ),
         output="lm_head",
-        never_quantized=("wo",),
         output_is_scaled=config.tie_word_embeddings,  # not in T5 1.1, which this key tells apart
     )
 
@@ -162,6 +162,15 @@ def _feed_forward(config: T5Config, path: str, stream: Over) -> tuple[Operation,
     )
 
 
-BUILDERS: Final[Builders] = {
-    T5Config.model_type: (T5Config, t5),
-}
+T5 = Family(
+    config=T5Config,
+    build=t5,
+    layer="T5Block",
+    norms=LayerNorms("layer.0.layer_norm", None, "layer.1.layer_norm", None),
+    positions="buckets",
+    does_without_padding_mask=False,
+    kept_in_fp32=("wo",),
+    further_names={"encoder.embed_tokens.weight": "shared.weight"},
+)
+
+RECORDS: Final = by_name(T5)

@@ -171,8 +171,8 @@ def _require_covered(anatomy: Anatomy, request: Request) -> None:
     problems += ["strategy: fsdp1"] if request.strategy == "fsdp1" else []
     problems += [f"{name}: true" for name in ("separate_experts", "repeated_heads") if getattr(request, name)]
     problems += ["method.upcast_frozen: trl"] if request.method.upcast_frozen == "trl" else []
-    if anatomy.family == "t5" and request.gradient_checkpointing == "reentrant":
-        problems.append("gradient_checkpointing: reentrant, for t5")
+    if anatomy.family.positions == "buckets" and request.gradient_checkpointing == "reentrant":
+        problems.append(f"gradient_checkpointing: reentrant, for {anatomy.family.name}")
     if problems:
         raise UserError(
             "this has no closed form", problems=problems, hints=["the traced step (trainwright.estimate.trace) has all"]
@@ -229,6 +229,6 @@ def asked_of(anatomy: Anatomy, request: Request, there: Held) -> StepKey:
         ranks=request.world_size if request.strategy == "fsdp2" else 1,
         kept_bytes=there.update.get("gradients", 0) if request.strategy in ("zero1", "zero2") else 0,
         output_is_scaled=anatomy.output_is_scaled,
-        alone=anatomy.family == "t5" and request.micro_batch_size == 1,
+        alone=anatomy.family.positions == "buckets" and request.micro_batch_size == 1,
         long=method.type == "full" and tokens > SORTED_ABOVE,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trainwright.anatomy.adapters import Adapter
+from trainwright.anatomy.family import NormKind
 from trainwright.anatomy.quantized import BLOCK
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.tape import FP32, Size, Tape, TapeParameter, Tensor
@@ -123,14 +125,18 @@ def _normed(tape: Tape, module: Module, x: Tensor) -> Tensor:
     return op.mul(tape, x, _inverse_root(tape, variance))
 
 
-def _inverse_root(tape: Tape, variance: Tensor) -> Tensor:
-    return op.elementwise(tape, op.shift(tape, variance), keep_output=True, temporaries=1)
-
-
 def layer_norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
     """`nn.LayerNorm`."""
     shift = module.bias.tensor if module.bias is not None else None
     return op.layer_norm(tape, x, module.weight.tensor, shift, module.columns)
+
+
+Norm = Callable[[Tape, Module, Tensor], Tensor]
+NORMS: Mapping[NormKind, Norm] = {"rms": rms_norm, "rms_of_one_more": gemma_norm, "layer": layer_norm}
+
+
+def _inverse_root(tape: Tape, variance: Tensor) -> Tensor:
+    return op.elementwise(tape, op.shift(tape, variance), keep_output=True, temporaries=1)
 
 
 def embedding(tape: Tape, module: Module, ids: Size, *, sorted_above: bool, indices: Tensor | None = None) -> Tensor:

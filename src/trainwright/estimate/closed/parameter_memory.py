@@ -83,7 +83,7 @@ def keeps_fp32(anatomy: Anatomy, request: Request) -> tuple[str, ...]:
     transformers/modeling_utils.py (`_get_dtype_plan`).
     """
     loaded_lower = request.method.type != "full" and request.base_dtype == "fp16"
-    return anatomy.never_quantized if loaded_lower else ()
+    return anatomy.family.kept_in_fp32 if loaded_lower else ()
 
 
 def sharded(found: Parameters, ranks: int) -> Parameters:
@@ -111,7 +111,7 @@ def weight_bytes(found: Parameters, request: Request) -> dict[str, int]:
 
 def buffer_bytes(anatomy: Anatomy) -> int:
     """Buffers of a size worth counting: GPT-BigCode keeps a causal mask of its longest input."""
-    if anatomy.family != "gpt_bigcode":
+    if not anatomy.family.position_mask_buffer:
         return 0
     places = next(weight for path, weight in anatomy.weights() if path.endswith("wpe"))
     return places.rows**2

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from trainwright.anatomy.family import Family
 from trainwright.anatomy.parts import Anatomy, ModuleWeight, Segment
 from trainwright.estimate.closed.families import forward_of
 from trainwright.estimate.closed.families.layer_stack import Model, Stage
@@ -25,8 +26,6 @@ from trainwright.estimate.closed.tape import (
 from trainwright.estimate.closed.zero import Buckets
 
 FP64 = 8
-NORMS_AMONG_THE_REST = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "bloom", "mpt"})
-"""Families whose layers register their modules in the order of the pass."""
 Chosen = Callable[[Sequence[Segment]], list[tuple[Segment, int, bool]]]
 """Layers of a stack, how many of it each stands for, and whether it is one of those in the middle."""
 
@@ -112,10 +111,10 @@ def _shard(tape: Tape, asked: StepKey, model: Model) -> Sharding:
     return Sharding(tape, asked.ranks, there, synchronizes=asked.synchronizes)
 
 
-def _as_registered(layer: Layer, family: str) -> list[Module]:
+def _as_registered(layer: Layer, family: Family) -> list[Module]:
     """Modules of a layer in transformers' order, which a unit keeps: most families register their norms last."""
     modules = list(layer.modules.values())
-    return modules if family in NORMS_AMONG_THE_REST else sorted(modules, key=lambda module: module.rows == 1)
+    return modules if family.norms_registered_first else sorted(modules, key=lambda module: module.rows == 1)
 
 
 def shorten(anatomy: Anatomy, asked: StepKey, found: Parameters) -> Model:

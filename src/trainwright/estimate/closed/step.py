@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from trainwright.anatomy.family import Family
 from trainwright.anatomy.parameters import path_of
 from trainwright.anatomy.parts import Attention, Segment
 from trainwright.anatomy.parts import ModuleWeight as Described
@@ -27,7 +28,7 @@ SORTED_ABOVE = 3072
 class StepKey:
     """What of a request decides the course of a micro-step; the size of the micro-batch does not."""
 
-    family: str
+    family: Family
     precision: str
     base: str
     """Dtype of the weights that are not packed and not adapters."""

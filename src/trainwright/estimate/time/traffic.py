@@ -14,11 +14,8 @@ from trainwright.anatomy.adapters import Adapter
 from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Over, Segment
 from trainwright.estimate.request import Request
 
-_NO_ROTARY: Final = frozenset({"bert", "gpt2", "gpt_bigcode", "opt", "t5", "mpt", "bloom", "vit"})
 CAST_BYTES: Final = 4 + 2
 """Of turning one number from fp32 to 16 bit, or back."""
-_WRITTEN_OUT_GELU: Final = frozenset({"gpt2", "phi"})
-"""Families whose activation is transformers' `NewGELUActivation`: eight operators in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +93,18 @@ def layer(anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, 
     total = Moved()
     s = widths.stream
     trained, fused = request.method.type == "full", "norm" in request.fused_kernels
-    rotary = anatomy.family not in _NO_ROTARY
-    is_rms = not any(o.bias for o in segment.operations if isinstance(o, ModuleWeight) and o.kind == "norm")
+    with_shifts = any(o.bias for o in segment.operations if isinstance(o, ModuleWeight) and o.kind == "norm")
+    is_rms = anatomy.family.norm != "layer" and not with_shifts  # those of a vision tower have shifts
     for operation in segment.operations:
         if isinstance(operation, Attention):
-            if rotary:
+            if operation.rotary:
                 per_element = _rotary(request, widths)
                 width = (operation.heads + operation.key_value_heads) * operation.head_dim
                 total += per_element.times(tokens[operation.queries_over] * width, 2)
             continue
         count = tokens[operation.over]
         if operation.kind == "norm":
-            rms = is_rms and anatomy.family != "mpt"
-            one = norm(widths, is_rms=rms, fused=fused, trained=trained)
+            one = norm(widths, is_rms=is_rms, fused=fused, trained=trained)
             total += one.times(count * operation.columns * _heads_normed(operation, segment))
         elif operation.kind == "embedding":
             total += Moved(2 * s, 2 * s if trained else 0, 1, 2).times(count * operation.columns)
@@ -134,8 +130,8 @@ def _heads_normed(weight: ModuleWeight, segment: Segment) -> int:
 
 
 def drops(anatomy: Anatomy, segment: Segment) -> bool:
-    """Whether results pass a dropout; BERT's lie before its norms."""
-    return segment.dropout or (anatomy.family == "bert" and segment.is_layer)
+    """Whether results pass a dropout."""
+    return segment.dropout or (anatomy.family.drops_before_norms and segment.is_layer)
 
 
 def _around(
@@ -184,8 +180,8 @@ def _activation(
     kernels = separate_copies(down, request)
     if gated:
         return Moved(5 * c, 9 * c, 2, 3).times(elements, kernels)
-    if anatomy.family in _WRITTEN_OUT_GELU:
-        # Autocast takes the power to fp32, and what follows stays there until the next product.
+    if anatomy.family.activation == "new_gelu":
+        # Eight operators in a row. Autocast takes the power to fp32, and there it stays until the next product.
         to_fp32 = request.autocast and c == 2
         return (Moved(76, 118, 10, 18) if to_fp32 else Moved(18 * c, 28 * c, 8, 13)).times(elements)
     return Moved(2 * c, 3 * c, 1, 1).times(elements, kernels)

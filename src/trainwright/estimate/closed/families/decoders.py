@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from trainwright.anatomy.family import Embedding, Family, LayerKind, Positions
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.families import alibi, gpt, llama
@@ -21,9 +22,13 @@ from trainwright.estimate.closed.families.layer_stack import (
     through,
 )
 from trainwright.estimate.closed.loss import LOGITS, transformers_loss, workers_loss
-from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, StepPass
-from trainwright.estimate.closed.tape import Tape, Tensor
+from trainwright.estimate.closed.tape import Tensor
+
+Embed = Callable[[StepPass, Model], list[Tensor]]
+"""What is made before the masks, all of which the model's frame holds to its end."""
+Enter = Callable[[StepPass, Model, list[Tensor]], Tensor]
+"""What the first layer gets, made of it after the masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +36,22 @@ class DecoderOutline:
     """How a family's decoder is put together around its layers."""
 
     layer: OneLayer
-    norm: Callable[[Tape, Module, Tensor], Tensor]
-    embed: Callable[[StepPass, Model], list[Tensor]]
-    """What is made before the masks, all of which the model's frame holds to its end."""
-    enter: Callable[[StepPass, Model, list[Tensor]], Tensor]
-    """What the first layer gets, made of it after the masks."""
-    turned: float | None = None
-    """Share of a head that rotary embeddings turn; None: there are none."""
-    softcapped: bool = False
+    norm: modules.Norm
+    embed: Embed
+    enter: Enter
+    softcapped: bool
+
+
+def outline_of(family: Family) -> DecoderOutline:
+    """What the record of a decoder says, as functions."""
+    embed, enter = _ENTRANCES[family.positions]
+    return DecoderOutline(
+        LAYERS[family.layer],
+        modules.NORMS[family.norm],
+        embed or _EMBEDDINGS[family.embedding],
+        enter,
+        family.softcapped,
+    )
 
 
 def causal_loss(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
@@ -57,9 +70,9 @@ def causal_logits(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
     begin(step, model)
     embedded = way.embed(step, model)
     shared = make_masks(step, model, next(iter(model.outside[0].modules.values())).weight.dtype)
-    if way.turned is not None:
-        head = model.stages[0].layer.attentions[0].head_dim
-        shared.rope = rotary(step, round(head * way.turned), embedded[-1].dtype)
+    turned = max((stage.layer.attentions[0] for stage in model.stages), key=lambda attention: attention.rotary)
+    if turned.rotary:
+        shared.rope = rotary(step, round(turned.head_dim * turned.rotary), embedded[-1].dtype)
     first = [boundary(step, way.enter(step, model, embedded), "embedding backward")]
     hidden = through(step, model.stages, way.layer, first.pop(), shared)
     tape.mark("head")
@@ -140,19 +153,22 @@ def _table(step: StepPass, model: Model) -> Tensor:
     return modules.embedding(step.tape, table, SAMPLES * asked.length, sorted_above=asked.long)
 
 
-_LLAMA = DecoderOutline(llama.layer, modules.rms_norm, words, as_embedded, 1.0)
-_GEMMA = DecoderOutline(llama.layer, modules.gemma_norm, scaled_words, as_embedded, 1.0)
-_GPT2 = DecoderOutline(gpt.gpt2_layer, modules.layer_norm, words_and_places, dropped)
-WAYS: Mapping[str, DecoderOutline] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
-    **dict.fromkeys(("gemma", "gemma3", "gemma3_text"), _GEMMA),
-    "gemma2": replace(_GEMMA, softcapped=True),
-    "starcoder2": DecoderOutline(gpt.starcoder2_layer, modules.layer_norm, words, as_embedded, 1.0),
-    "phi": DecoderOutline(gpt.phi_layer, modules.layer_norm, words, as_embedded, gpt.PHI_TURNED),
-    "gpt_neox": DecoderOutline(gpt.neox_layer, modules.layer_norm, words, as_embedded, gpt.NEOX_TURNED),
-    "gpt2": _GPT2,
-    "gpt_bigcode": DecoderOutline(gpt.gpt2_layer, modules.layer_norm, words, placed_and_dropped),
-    "opt": DecoderOutline(gpt.opt_layer, modules.layer_norm, words, opt_sum),
-    "bloom": DecoderOutline(alibi.bloom_layer, modules.layer_norm, normed_words, as_embedded),
-    "mpt": DecoderOutline(alibi.mpt_layer, modules.layer_norm, words, as_embedded),
+LAYERS: Mapping[LayerKind, OneLayer] = {
+    "LlamaDecoderLayer": llama.layer,
+    "GPT2Block": gpt.gpt2_layer,
+    "Starcoder2DecoderLayer": gpt.starcoder2_layer,
+    "PhiDecoderLayer": gpt.phi_layer,
+    "GPTNeoXLayer": gpt.neox_layer,
+    "OPTDecoderLayer": gpt.opt_layer,
+    "BloomBlock": alibi.bloom_layer,
+    "MptBlock": alibi.mpt_layer,
 }
+_EMBEDDINGS: Mapping[Embedding, Embed] = {"plain": words, "scaled": scaled_words, "normed": normed_words}
+_ENTRANCES: Mapping[Positions, tuple[Embed | None, Enter]] = {
+    "rotary": (None, as_embedded),
+    "slopes": (None, as_embedded),
+    "table": (words_and_places, dropped),
+    "table_behind_masks": (words, placed_and_dropped),
+    "table_for_each_sample": (words, opt_sum),
+}
+"""By how positions are known; None: by what is done to the words."""

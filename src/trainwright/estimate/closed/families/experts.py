@@ -42,7 +42,7 @@ def route(step: StepPass, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]
     best = op.part_of(tape, odds, tokens * chosen)
     weights = op.copy(tape, best)
     places = tape.new(tokens * chosen, INDEX)
-    if step.asked.family != "mixtral":
+    if not step.asked.family.weighs_experts_in_fp32:
         weights = op.to(tape, weights, logits.dtype)
     return weights, places
 

@@ -37,7 +37,7 @@ def gpt2_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> 
 def _mlp(step: StepPass, layer: Layer, first: str, second: str, hidden: Tensor) -> Tensor:
     """Two linear layers; what the first one is given is held by the caller."""
     inner = step.linear(layer[first], hidden)
-    acted = new_gelu if step.asked.family in ("gpt2", "phi") else op.elementwise
+    acted = new_gelu if step.asked.family.activation == "new_gelu" else op.elementwise
     inner = acted(step.tape, inner)
     return step.linear(layer[second], inner)
 
@@ -62,7 +62,7 @@ def starcoder2_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Share
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
-    hidden = _split_attention(step, layer, hidden, shared, p, share=None)
+    hidden = _split_attention(step, layer, hidden, shared, p)
     hidden = op.add(tape, residual, hidden)
     residual = hidden
     hidden = modules.layer_norm(tape, layer["post_attention_layernorm"], hidden)
@@ -75,19 +75,12 @@ def phi_layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> T
     tape, p = step.tape, 0.1 if layer.dropout else 0.0
     residual = hidden
     hidden = modules.layer_norm(tape, layer["input_layernorm"], hidden)
-    attended = step.drop(_split_attention(step, layer, hidden, shared, 0.0, share=PHI_TURNED), p)
+    attended = step.drop(_split_attention(step, layer, hidden, shared, 0.0), p)
     fed = step.drop(_mlp(step, layer, "mlp.fc1", "mlp.fc2", hidden), p)
     return op.add(tape, op.add(tape, attended, fed), residual)
 
 
-PHI_TURNED = 0.5
-NEOX_TURNED = 0.25
-"""Share of a head that rotary embeddings turn (`partial_rotary_factor`)."""
-
-
-def _split_attention(
-    step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, p: float, *, share: float | None
-) -> Tensor:
+def _split_attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, p: float) -> Tensor:
     """With a dropout of `p` at its end."""
     tape, described = step.tape, layer.attentions[0]
     shape = shape_of(step, described)
@@ -98,10 +91,10 @@ def _split_attention(
     k = heads(tape, step.linear(layer["self_attn.k_proj"], hidden), shape.key_heads, clones=True)
     v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
     assert shared.rope is not None
-    if share is None:
+    if step.asked.family.rotation == "halves":
         both = rotated(tape, q, shared.rope), rotated(tape, k, shared.rope)
     else:
-        turned, rest = turned_apart(tape, q, k, shared.rope, share)  # this frame holds them until it returns
+        turned, rest = turned_apart(tape, q, k, shared.rope, described.rotary)  # this frame holds them until it returns
         both = joined_again(tape, turned[0], rest[0]), joined_again(tape, turned[1], rest[1])
     q, k = both
     del both
@@ -134,7 +127,7 @@ def _neox_attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared
     joined = heads(tape, step.linear(layer["attention.query_key_value"], hidden), shape.heads, clones=True)
     q, k, v = op.split(tape, joined, (shape.of_queries(),) * 3)
     assert shared.rope is not None
-    turned, rest = turned_apart(tape, q, k, shared.rope, NEOX_TURNED)
+    turned, rest = turned_apart(tape, q, k, shared.rope, layer.attentions[0].rotary)
     q = joined_again(tape, turned.pop(0), rest[0])
     k = joined_again(tape, turned.pop(0), rest[1])
     del rest

@@ -12,9 +12,6 @@ from trainwright.estimate.closed.sharding import Unit
 from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import FP32, Leaf, Size, Tape, Tensor
 
-BOTH_MASKS = frozenset({"gemma2", "gemma3", "gemma3_text"})
-"""Families that make the mask of all pairs and that of a window, whichever their layers need."""
-
 OneLayer = Callable[[StepPass, Layer, Tensor, Shared], Tensor]
 
 
@@ -163,7 +160,7 @@ def make_masks(step: StepPass, model: Model, dtype: int) -> Shared:
     eager = asked.attention == "eager"
     masked = asked.batch != "full" or eager
     shared = Shared()
-    if masked and (None in windows or asked.family in BOTH_MASKS):
+    if masked and (None in windows or asked.family.makes_both_masks):
         shared.mask = _mask(step, dtype if eager else None)
     for window in windows - {None}:
         assert window is not None
@@ -194,7 +191,7 @@ def _mask(step: StepPass, dtype: int | None, *, window: bool = False) -> Tensor:
     pairs = mask.elements
     numbers = tape.new(pairs, dtype)
     del mask
-    return numbers if step.asked.family != "mpt" else tape.new(pairs, 1)
+    return tape.new(pairs, 1) if step.asked.family.mask_of_bools else numbers
 
 
 def _causal(tape: Tape, pairs: Size, *, window: bool) -> Tensor:

@@ -1,49 +1,43 @@
-"""Layers of the Llama line: Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3, Phi-3, and the mixtures of experts."""
+"""Layers of the Llama line, and of the mixtures of experts."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from trainwright.anatomy.parts import Attention
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.attention import AttentionShape, repeated
 from trainwright.estimate.closed.families.experts import mixture
-from trainwright.estimate.closed.modules import Module
 from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, StepPass
 from trainwright.estimate.closed.tape import Tape, Tensor
 
-Norm = Callable[[Tape, Module, Tensor], Tensor]
-
-GEMMA = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
-SOFTCAPPED = frozenset({"gemma2"})
-"""Attention scores go through a tanh."""
+DROPOUT = 0.1
+"""`resid_pdrop` of Phi-3, where it has one."""
 
 
 def layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
-    """`LlamaDecoderLayer`, and Gemma's with norms behind attention and MLP too."""
+    """`LlamaDecoderLayer` and its like, with norms where the record has them."""
     tape, family = step.tape, step.asked.family
-    norm: Norm = modules.gemma_norm if family in GEMMA else modules.rms_norm
-    sandwiched = "pre_feedforward_layernorm" in layer
+    norm, norms = modules.NORMS[family.norm], family.norms
+    p = DROPOUT if layer.dropout else 0.0
     residual = hidden
-    hidden = norm(tape, layer["input_layernorm"], hidden)
+    if norms.before_attention is not None:
+        hidden = norm(tape, layer[norms.before_attention], hidden)
     hidden = attention(step, layer, hidden, shared, norm)
-    if sandwiched:
-        hidden = norm(tape, layer["post_attention_layernorm"], hidden)
-    elif family == "phi3":
-        hidden = step.drop(hidden, 0.1 if layer.dropout else 0.0)
+    if norms.behind_attention is not None:
+        hidden = norm(tape, layer[norms.behind_attention], hidden)
+    hidden = step.drop(hidden, p)
     hidden = op.add(tape, residual, hidden)
     residual = hidden
-    hidden = norm(tape, layer["pre_feedforward_layernorm" if sandwiched else "post_attention_layernorm"], hidden)
+    if norms.before_mlp is not None:
+        hidden = norm(tape, layer[norms.before_mlp], hidden)
     hidden = mlp(step, layer, hidden)
-    if sandwiched:
-        hidden = norm(tape, layer["post_feedforward_layernorm"], hidden)
-    elif family == "phi3":
-        hidden = step.drop(hidden, 0.1 if layer.dropout else 0.0)
+    if norms.behind_mlp is not None:
+        hidden = norm(tape, layer[norms.behind_mlp], hidden)
+    hidden = step.drop(hidden, p)
     return op.add(tape, residual, hidden)
 
 
-def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm: Norm) -> Tensor:
+def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm: modules.Norm) -> Tensor:
     """`LlamaAttention`."""
     tape, family = step.tape, step.asked.family
     described = layer.attentions[0]
@@ -65,9 +59,9 @@ def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm
             k = norm(tape, layer["self_attn.k_norm"], k)
         v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
     assert shared.rope is not None
-    turned = _sliced_and_rotated if family == "phi3" else _rotated_both
+    turned = _sliced_and_rotated if family.rotation == "halves_and_rest" else _rotated_both
     q, k = turned(tape, q, k, shared.rope)
-    return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, softcap=family in SOFTCAPPED))
+    return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, softcap=family.softcapped))
 
 
 def attend(
