@@ -34,6 +34,13 @@ T5 = {
     "num_heads": 4,
     "d_kv": 24,
 }
+SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GRANITE_SCALES = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 8.0,
+}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -61,8 +68,42 @@ SMALL: dict[str, dict[str, Any]] = {
         "boi_token_index": 8,
         "eoi_token_index": 9,
     },
+    "olmo2": {"model_type": "olmo2", **LLAMA_LIKE, "attention_bias": True},
+    "olmo3": {"model_type": "olmo3", **LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 8},
+    "smollm3": {"model_type": "smollm3", **LLAMA_LIKE, "num_hidden_layers": 4, **SPECIAL_IDS},
+    "granite": {"model_type": "granite", **LLAMA_LIKE, "tie_word_embeddings": True, **GRANITE_SCALES},
+    "glm": {"model_type": "glm", **LLAMA_LIKE, "head_dim": 24, **SPECIAL_IDS},
+    "glm4": {"model_type": "glm4", **LLAMA_LIKE, "head_dim": 24, "attention_bias": False, **SPECIAL_IDS},
+    "ministral": {
+        "model_type": "ministral",
+        **LLAMA_LIKE,
+        "head_dim": 24,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "ministral3": {"model_type": "ministral3", **LLAMA_LIKE, "head_dim": 24, **SPECIAL_IDS},
+    "seed_oss": {"model_type": "seed_oss", **LLAMA_LIKE, "head_dim": 24},
+    "seed_oss without dropout": {
+        "model_type": "seed_oss",
+        **LLAMA_LIKE,
+        "residual_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "attention_out_bias": True,
+        "head_dim": 24,
+    },
+    "hunyuan": {"model_type": "hunyuan_v1_dense", **LLAMA_LIKE, "attention_bias": True, "head_dim": 24},
+    "exaone4": {"model_type": "exaone4", **LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 8},
+    "exaone4 without a window": {
+        "model_type": "exaone4",
+        **LLAMA_LIKE,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 3,
+    },
+    "ernie4_5": {"model_type": "ernie4_5", **LLAMA_LIKE, "head_dim": 24},
+    "ernie4_5 biased": {"model_type": "ernie4_5", **LLAMA_LIKE, "head_dim": 24, "use_bias": True},
     "phi": {"model_type": "phi", **LLAMA_LIKE, "qk_layernorm": True},
     "phi3": {"model_type": "phi3", **LLAMA_LIKE, "pad_token_id": 0, "eos_token_id": 1},
+    "phi3, a part turned": {"model_type": "phi3", **LLAMA_LIKE, "partial_rotary_factor": 0.75, **SPECIAL_IDS},
     "gpt2": {"model_type": "gpt2", **GPT},
     "gpt2 without dropout": {"model_type": "gpt2", **GPT, **NO_DROPOUT, "n_inner": 100},
     "gpt_neox": {"model_type": "gpt_neox", **NEOX_LIKE},

@@ -73,7 +73,7 @@ def test_attention_is_what_transformers_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_norms_are_of_the_kind_and_where_the_record_says(name: str) -> None:
-    """What a norm does with a scale of zero tells its kind; its name, where it stands."""
+    """What a norm does with a scale of zero and with an input in bf16 tells its kind; its name, where it stands."""
     ours, model = record(name), build(SMALL[name], device="cpu")
     found = list(norms_of(name, model))
     assert found
@@ -84,9 +84,11 @@ def test_norms_are_of_the_kind_and_where_the_record_says(name: str) -> None:
         module.weight = scale
         if ours.norm != "layer":
             assert bool(module(torch.ones(2, width)).any()) == (ours.norm == "rms_of_one_more"), path
+            widened = module(torch.ones(2, width, dtype=torch.bfloat16)).dtype == torch.float32
+            assert widened == (ours.norm == "rms"), path
     expected = {at for at in dataclasses.astuple(ours.norms) if at is not None}
     if ours.head_norms is not None:
-        expected |= {f"self_attn.{at}" for at in dataclasses.astuple(ours.head_norms)}
+        expected |= {f"self_attn.{at}" for at in (ours.head_norms.query, ours.head_norms.key)}
     of_heads = {"self_attn.q_layernorm", "self_attn.k_layernorm"}  # Phi's, as the config says
     of_one = {path for path, module in norms_of(name, model) if "layer.2" not in path}
     assert expected - {"layer.1.layer_norm"} <= of_one

@@ -24,7 +24,7 @@ LOOK_AHEAD = {
     "gemma3_text, both ways": SMALL["gemma3_text"] | {"use_bidirectional_attention": True},
     "llama, not causal": SMALL["llama"] | {"is_causal": False},
 }
-DROPOUTS = ("dropout", "attention_dropout", "attn_dropout", "activation_dropout", "hidden_dropout")
+DROPOUTS = ("dropout", "attention_dropout", "attn_dropout", "activation_dropout", "hidden_dropout", "residual_dropout")
 
 
 class Tokenizer:

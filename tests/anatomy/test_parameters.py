@@ -14,6 +14,9 @@ from trainwright.anatomy.families import FAMILIES, family
 from trainwright.anatomy.parameters import parameters_by_part, segment_parameters, trainable_parameters
 from trainwright.errors import UserError
 
+NOT_BY_DEFAULTS = {"gemma3", "ministral", "hunyuan_v1_dense"}
+"""A tower that no release has; heads whose size transformers knows no default of."""
+
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_has_the_name_and_shape_that_transformers_gives_it(name: str) -> None:
@@ -32,7 +35,7 @@ def test_every_family_is_where_the_table_says(model_type: str) -> None:
     assert family(model_type).name == model_type
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma3"}))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - NOT_BY_DEFAULTS))
 def test_the_defaults_of_a_family_are_those_of_transformers(family: str) -> None:
     assert describe({"model_type": family}).parameters() == shapes(build({"model_type": family}))
 

@@ -29,6 +29,7 @@ CHECKPOINTED = {"gradient_checkpointing": "non_reentrant"}
 LORA, QLORA = {"method": {"type": "lora", "r": 8}}, {"method": {"type": "qlora", "r": 8}}
 SHARDED, REPLICATED = {"strategy": "fsdp2", "world_size": 4}, {"strategy": "ddp", "world_size": 4}
 BLOOM: dict[str, Any] = {"hidden_size": 256, "n_head": 4, "n_layer": 5, "vocab_size": 4096}
+GRANITE_SCALES = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 
 
@@ -73,6 +74,22 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": asked(DEEP | {"head_dim": 32, "sliding_window": 64}, "gemma2"),
     "gemma3": asked(DEEP | {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 8}, "gemma3_text"),
     "phi3": asked(ROOTED, "phi3", **CHECKPOINTED),
+    "phi3, a part turned": asked(ROOTED | {"partial_rotary_factor": 0.75}, "phi3"),
+    "olmo2": asked(ROOTED, "olmo2", batch="padded"),
+    "olmo3": asked(ROOTED | {"sliding_window": 64, "num_hidden_layers": 8}, "olmo3", **CHECKPOINTED),
+    "smollm3": asked(ROOTED | {"num_hidden_layers": 8}, "smollm3", **LORA),
+    "granite, scaled": asked(ROOTED | GRANITE_SCALES, "granite"),
+    "granite, 4 bits": asked(ROOTED | GRANITE_SCALES, "granite", **QLORA, **CHECKPOINTED),
+    "glm": asked(ROOTED | {"head_dim": 32}, "glm", **LORA, **CHECKPOINTED),
+    "glm4": asked(ROOTED | {"head_dim": 32}, "glm4"),
+    "ministral": asked(ROOTED | {"head_dim": 32, "sliding_window": 64}, "ministral", **SHARDED),
+    "ministral3": asked(ROOTED | {"head_dim": 32}, "ministral3", batch="packed"),
+    "seed_oss": asked(ROOTED | {"head_dim": 32}, "seed_oss"),
+    "seed_oss, eager": asked(ROOTED | {"head_dim": 32}, "seed_oss", attention="eager", batch="padded"),
+    "hunyuan": asked(ROOTED | {"head_dim": 32}, "hunyuan_v1_dense", batch="padded"),
+    "exaone4": asked(ROOTED | {"sliding_window": 64, "num_hidden_layers": 8}, "exaone4", batch="padded", **LORA),
+    "ernie4_5": asked(ROOTED | {"head_dim": 32}, "ernie4_5"),
+    "ernie4_5, 4 bits": asked(ROOTED | {"head_dim": 32}, "ernie4_5", **QLORA, **CHECKPOINTED),
     "starcoder2": asked(ROOTED, "starcoder2", **LORA),
     "gpt2": asked(GPT2 | {"n_layer": 5, "bos_token_id": 1, "eos_token_id": 2}, batch="padded"),
     "gpt-neox": asked(DEEP, "gpt_neox"),

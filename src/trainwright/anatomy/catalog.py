@@ -19,6 +19,9 @@ from trainwright.anatomy.config import TRACE_HINT, Config
 from trainwright.errors import ExitCode, UserError
 from trainwright.model_folder import CONFIG, read_model_config
 
+MIRRORS = frozenset({"unsloth", "nousresearch", "llm-research", "ai-modelscope"})
+"""Organisations of the hub and of ModelScope that publish others' models unchanged, under their own names."""
+
 
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,8 +74,10 @@ def catalog() -> ModelCatalog:
 
 
 def find(name: str) -> CatalogModel | None:
-    """The entry of a hub name, whatever its case; None when the catalogue has none."""
-    return _by_name().get(name.lower())
+    """The entry of a hub name, or of what it mirrors, whatever its case; None when the catalogue has none."""
+    organisation, _, base = name.lower().partition("/")
+    found = _by_name().get(name.lower())
+    return _by_base_name().get(base) if found is None and organisation in MIRRORS else found
 
 
 def config_of(model: str) -> Config:
@@ -103,6 +108,15 @@ def near_names(name: str) -> list[str]:
 @cache
 def _by_name() -> dict[str, CatalogModel]:
     return {name.lower(): entry for key, entry in catalog().models.items() for name in (key, *entry.also)}
+
+
+@cache
+def _by_base_name() -> dict[str, CatalogModel]:
+    """Entries by their name without the organisation, where only one has it."""
+    found: dict[str, list[CatalogModel]] = {}
+    for name, entry in _by_name().items():
+        found.setdefault(name.partition("/")[2], []).append(entry)
+    return {base: entries[0] for base, entries in found.items() if len({id(entry) for entry in entries}) == 1}
 
 
 @cache

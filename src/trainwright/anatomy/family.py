@@ -16,19 +16,22 @@ from trainwright.anatomy.config import Config
 if TYPE_CHECKING:
     from trainwright.anatomy.parts import Anatomy
 
-NormKind = Literal["rms", "rms_of_one_more", "layer"]
-"""`rms_of_one_more` scales by one more than its weight, all in fp32 (Gemma)."""
+NormKind = Literal["rms", "rms_scaled_in_fp32", "rms_of_one_more", "layer"]
+"""`rms` scales in the dtype of its input, the next two in fp32: OLMo's, and Gemma's by one more than its weight."""
 
 Positions = Literal["rotary", "table", "table_behind_masks", "table_for_each_sample", "slopes", "buckets", "image"]
 """How a token knows its place: by turning queries and keys, by a table of vectors that is looked up once for all
 samples (before or behind the masks) or for each, by slopes added to the scores (ALiBi), by learned numbers added to
 them (T5), by a vector for each patch."""
 
-Rotation = Literal["halves", "halves_and_rest"]
-"""How queries and keys are turned: both halves of a head, or of what its rest is cut off first and joined again."""
+Rotation = Literal["halves", "halves_and_rest", "halves_in_fp32", "pairs_and_rest", "pairs_in_fp32"]
+"""How queries and keys are turned: both halves of a head against each other, or each pair of neighbours.
 
-Embedding = Literal["plain", "scaled", "normed"]
-"""What is done to word embeddings before the first layer."""
+`and_rest`: what is not turned is cut off first and joined again. `in_fp32`: tables stay fp32, the result is cast back.
+"""
+
+Embedding = Literal["plain", "scaled", "scaled_behind", "normed"]
+"""What is done to word embeddings before the first layer: scaled by their module, or by the model behind it."""
 
 Activation = Literal["one_kernel", "new_gelu", "bloom_gelu"]
 """`NewGELUActivation` and BLOOM's are written out in Python, operator by operator."""
@@ -61,10 +64,12 @@ class LayerNorms:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Norms of queries and keys: of each head."""
+    """Norms of queries and keys: of each head, or of all heads together; before they are turned, or behind."""
 
     query: str = "q_norm"
     key: str = "k_norm"
+    of_all_heads: bool = False
+    behind_rotation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +94,10 @@ class Family:
     rotation: Rotation = "halves"
     rotary_share: float = 1.0
     """Share of a head that is turned where it is."""
+    tables_of_each_layer_type: bool = False
+    """Layers with a window and those without have rotary tables of their own."""
+    scaled_queries: bool = False
+    """Queries are multiplied by a number of each position."""
     attention_is_eager: bool = False
     """transformers has no fused attention for it: Gemma-2's scores are capped, others' have a bias."""
     softcapped: bool = False
@@ -119,6 +128,11 @@ class Family:
     """Names of routers and experts in checkpoints before transformers 5, which peft still takes, and what they are."""
 
     embedding: Embedding = "plain"
+    scaled_residuals: bool = False
+    """What attention and MLP add to the stream is multiplied by a number."""
+    scaled_logits: bool = False
+    drops_attention: bool = False
+    """The weights of attention pass a dropout where what the layers add does."""
     drops_before_norms: bool = False
     """Dropouts lie between a layer's products and its norms, whatever the config says."""
     kept_in_fp32: tuple[str, ...] = ()

@@ -149,6 +149,7 @@ class Phi3Config(Config):
     num_key_value_heads: int = derived(lambda config: config.num_attention_heads)
     head_dim: int = derived(split_evenly)
     resid_pdrop: float = 0.0
+    partial_rotary_factor: float = 1.0
     sliding_window: int | None = None
     tie_word_embeddings: bool = False
 
@@ -188,7 +189,11 @@ GEMMA2 = replace(
     makes_both_masks=True,
 )
 GEMMA3_TEXT = replace(
-    GEMMA2, config=Gemma3TextConfig, head_norms=HeadNorms(), attention_is_eager=False, softcapped=False
+    GEMMA2,
+    config=Gemma3TextConfig,
+    head_norms=HeadNorms(),
+    attention_is_eager=False,
+    softcapped=False,
 )
 PHI3 = Family(config=Phi3Config, build=llama_line, joined_projections=True, joined_mlp=True, rotation="halves_and_rest")
 

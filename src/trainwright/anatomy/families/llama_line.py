@@ -1,7 +1,7 @@
 """The decoder of the Llama line: what a record and a config say, put together layer by layer.
 
 Of a config it reads the fields that all share, and where it has them `sliding_window`, `use_sliding_window`,
-`layer_types`, `rotary_layers`, `use_bidirectional_attention` and `resid_pdrop`.
+`layer_types`, `rotary_layers`, `partial_rotary_factor`, `use_bidirectional_attention` and `resid_pdrop`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trainwright.anatomy.families.blocks import QKV, decoder, gated_mlp, head_norms, split_attention, stack
-from trainwright.anatomy.family import Family
+from trainwright.anatomy.families.blocks import QKV, decoder, gated_mlp, split_attention, stack
+from trainwright.anatomy.family import Family, HeadNorms
 from trainwright.anatomy.parts import Anatomy, Attention, Operation, linear, norm
 
 
@@ -54,6 +54,7 @@ def _attentions(family: Family, config: Any) -> list[Attention]:
     window = getattr(config, "sliding_window", None)
     everywhere = "sliding_attention" if getattr(config, "use_sliding_window", True) else "full_attention"
     types = getattr(config, "layer_types", None) or (everywhere,) * layers
+    share = getattr(config, "partial_rotary_factor", family.rotary_share)
     turns = getattr(config, "rotary_layers", None) or (True,) * layers
     return [
         Attention(
@@ -62,7 +63,7 @@ def _attentions(family: Family, config: Any) -> list[Attention]:
             config.head_dim,
             causal=not getattr(config, "use_bidirectional_attention", False),
             window=window if kind == "sliding_attention" else None,
-            rotary=family.rotary_share if turned else 0.0,
+            rotary=share if turned else 0.0,
         )
         for kind, turned in zip(types, turns, strict=True)
     ]
@@ -87,20 +88,28 @@ def _norm(name: str | None, size: int, *, reads: str = "tokens", writes: str = "
 
 def _split_projections(family: Family, config: Any, attention: Attention) -> tuple[Operation, ...]:
     names = family.norms
-    head_norm = (
-        head_norms(f"self_attn.{family.head_norms.query}", f"self_attn.{family.head_norms.key}", config.head_dim)
-        if family.head_norms
-        else ()
-    )
     return split_attention(
         "self_attn",
         config.hidden_size,
         attention,
         qkv_bias=_said(family.qkv_bias, config),
         out_bias=_said(family.output_bias, config),
-        head_norm=head_norm,
+        head_norm=_head_norms(family.head_norms, attention),
         reads="normed" if names.before_attention else "tokens",
         writes="attended" if names.behind_attention else "tokens",
+    )
+
+
+def _head_norms(norms: HeadNorms | None, attention: Attention) -> tuple[Operation, ...]:
+    if norms is None:
+        return ()
+    sizes = [
+        attention.head_dim * (heads if norms.of_all_heads else 1)
+        for heads in (attention.heads, attention.key_value_heads)
+    ]
+    return (
+        norm(f"self_attn.{norms.query}", sizes[0], reads="q", writes="q"),
+        norm(f"self_attn.{norms.key}", sizes[1], reads="k", writes="k"),
     )
 
 

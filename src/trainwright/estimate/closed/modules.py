@@ -108,6 +108,17 @@ def rms_norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
     return op.mul(tape, module.weight.tensor, op.to(tape, x, dtype))
 
 
+def rms_norm_scaled_in_fp32(tape: Tape, module: Module, x: Tensor) -> Tensor:
+    """`Olmo2RMSNorm`: all in fp32, the result in the dtype of the input."""
+    dtype = x.dtype
+    x = op.to(tape, x, FP32)
+    squares = op.power(tape, x)
+    variance = op.mean(tape, squares, x.elements / module.columns)
+    del squares
+    x = op.mul(tape, x, _inverse_root(tape, variance))
+    return op.to(tape, op.mul(tape, module.weight.tensor, x), dtype)
+
+
 def gemma_norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
     """`GemmaRMSNorm`: scaled by one more than the weight, all in fp32."""
     dtype = x.dtype
@@ -132,7 +143,12 @@ def layer_norm(tape: Tape, module: Module, x: Tensor) -> Tensor:
 
 
 Norm = Callable[[Tape, Module, Tensor], Tensor]
-NORMS: Mapping[NormKind, Norm] = {"rms": rms_norm, "rms_of_one_more": gemma_norm, "layer": layer_norm}
+NORMS: Mapping[NormKind, Norm] = {
+    "rms": rms_norm,
+    "rms_scaled_in_fp32": rms_norm_scaled_in_fp32,
+    "rms_of_one_more": gemma_norm,
+    "layer": layer_norm,
+}
 
 
 def _inverse_root(tape: Tape, variance: Tensor) -> Tensor:

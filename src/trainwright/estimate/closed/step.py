@@ -123,12 +123,19 @@ class Shared:
     mask: Tensor | None = None
     window_mask: Tensor | None = None
     rope: tuple[Tensor, Tensor] | None = None
+    window_rope: tuple[Tensor, Tensor] | None = None
+    """Tables of the layers with a window, where these have their own."""
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
     bias: Tensor | None = None
     cross_bias: Tensor | None = None
     lingering: Tensor | None = None
     """What the layer before returned besides, and its caller drops only when the next one has returned."""
+
+    def rope_of(self, layer: Layer) -> tuple[Tensor, Tensor] | None:
+        """The rotary tables of a layer."""
+        windowed = any(attention.window is not None for attention in layer.attentions)
+        return self.window_rope or self.rope if windowed else self.rope
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from trainwright.estimate.closed.families.layer_stack import (
 )
 from trainwright.estimate.closed.loss import LOGITS, transformers_loss, workers_loss
 from trainwright.estimate.closed.step import SAMPLES, SORTED_ABOVE, StepPass
-from trainwright.estimate.closed.tape import Tensor
+from trainwright.estimate.closed.tape import FP32, Tensor
 
 Embed = Callable[[StepPass, Model], list[Tensor]]
 """What is made before the masks, all of which the model's frame holds to its end."""
@@ -39,7 +39,6 @@ class DecoderOutline:
     norm: modules.Norm
     embed: Embed
     enter: Enter
-    softcapped: bool
 
 
 def outline_of(family: Family) -> DecoderOutline:
@@ -50,7 +49,6 @@ def outline_of(family: Family) -> DecoderOutline:
         modules.NORMS[family.norm],
         embed or _EMBEDDINGS[family.embedding],
         enter,
-        family.softcapped,
     )
 
 
@@ -66,13 +64,17 @@ def causal_loss(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
 
 def causal_logits(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
     """`LlamaForCausalLM.forward` and its like."""
-    tape = step.tape
+    tape, asked = step.tape, step.asked
     begin(step, model)
     embedded = way.embed(step, model)
     shared = make_masks(step, model, next(iter(model.outside[0].modules.values())).weight.dtype)
     turned = max((stage.layer.attentions[0] for stage in model.stages), key=lambda attention: attention.rotary)
     if turned.rotary:
-        shared.rope = rotary(step, round(turned.head_dim * turned.rotary), embedded[-1].dtype)
+        dtype = FP32 if asked.family.rotation.endswith("in_fp32") else embedded[-1].dtype
+        shared.rope = rotary(step, round(turned.head_dim * turned.rotary), dtype)
+        kinds = {stage.layer.attentions[0].window for stage in model.stages}
+        if asked.family.tables_of_each_layer_type and len(kinds) > 1:
+            shared.window_rope = rotary(step, round(turned.head_dim * turned.rotary), dtype)
     first = [boundary(step, way.enter(step, model, embedded), "embedding backward")]
     hidden = through(step, model.stages, way.layer, first.pop(), shared)
     tape.mark("head")
@@ -83,7 +85,9 @@ def causal_logits(way: DecoderOutline, step: StepPass, model: Model) -> Tensor:
         del embedded[0]
     del shared
     logits = as_logits(step, step.linear(head_module, hidden))
-    if way.softcapped:
+    if asked.family.scaled_logits:
+        logits = op.scale(tape, logits, part=LOGITS)
+    if asked.family.softcapped:
         logits = op.scale(tape, logits, part=LOGITS)
         logits = op.elementwise(tape, logits, keep_output=True, part=LOGITS)
         logits = op.scale(tape, logits, part=LOGITS)
@@ -99,6 +103,11 @@ def words(step: StepPass, model: Model) -> list[Tensor]:
 def scaled_words(step: StepPass, model: Model) -> list[Tensor]:
     """Gemma's, which are scaled."""
     return [demanded(step, op.scale(step.tape, _table(step, model)))]
+
+
+def words_scaled_behind(step: StepPass, model: Model) -> list[Tensor]:
+    """Granite's: the gradient is demanded on what is not scaled yet."""
+    return [op.scale(step.tape, demanded(step, _table(step, model)))]
 
 
 def words_and_places(step: StepPass, model: Model) -> list[Tensor]:
@@ -163,7 +172,12 @@ LAYERS: Mapping[LayerKind, OneLayer] = {
     "BloomBlock": alibi.bloom_layer,
     "MptBlock": alibi.mpt_layer,
 }
-_EMBEDDINGS: Mapping[Embedding, Embed] = {"plain": words, "scaled": scaled_words, "normed": normed_words}
+_EMBEDDINGS: Mapping[Embedding, Embed] = {
+    "plain": words,
+    "scaled": scaled_words,
+    "scaled_behind": words_scaled_behind,
+    "normed": normed_words,
+}
 _ENTRANCES: Mapping[Positions, tuple[Embed | None, Enter]] = {
     "rotary": (None, as_embedded),
     "slopes": (None, as_embedded),

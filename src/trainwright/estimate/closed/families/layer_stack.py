@@ -50,7 +50,7 @@ def through(
     for number, stage in enumerate(stages, start=first):
         tape.mark(f"forward {number}")
 
-        given = replace(shared)
+        given = replace(shared, rope=shared.rope_of(stage.layer), window_rope=None)
 
         def one(x: Tensor, inner: Layer = stage.layer, given: Shared = given) -> Tensor:
             try:

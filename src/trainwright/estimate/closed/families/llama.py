@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from trainwright.anatomy.family import Rotation
 from trainwright.anatomy.parts import Attention
 from trainwright.estimate.closed import modules
 from trainwright.estimate.closed import operators as op
 from trainwright.estimate.closed.attention import AttentionShape, repeated
 from trainwright.estimate.closed.families.experts import mixture
 from trainwright.estimate.closed.step import SAMPLES, Layer, Shared, StepPass
-from trainwright.estimate.closed.tape import Tape, Tensor
+from trainwright.estimate.closed.tape import FP32, Tape, Tensor
 
 DROPOUT = 0.1
-"""`resid_pdrop` of Phi-3, where it has one."""
+"""Of what attention and MLP add, in families whose config may ask for one: its size has no influence."""
 
 
 def layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tensor:
@@ -26,7 +29,7 @@ def layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     if norms.behind_attention is not None:
         hidden = norm(tape, layer[norms.behind_attention], hidden)
     hidden = step.drop(hidden, p)
-    hidden = op.add(tape, residual, hidden)
+    hidden = _added(step, residual, hidden)
     residual = hidden
     if norms.before_mlp is not None:
         hidden = norm(tape, layer[norms.before_mlp], hidden)
@@ -34,13 +37,20 @@ def layer(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared) -> Tenso
     if norms.behind_mlp is not None:
         hidden = norm(tape, layer[norms.behind_mlp], hidden)
     hidden = step.drop(hidden, p)
-    return op.add(tape, residual, hidden)
+    return _added(step, residual, hidden)
+
+
+def _added(step: StepPass, residual: Tensor, x: Tensor) -> Tensor:
+    """The residual sum; Granite multiplies what it adds."""
+    if step.asked.family.scaled_residuals:
+        return op.add(step.tape, residual, op.scale(step.tape, x))
+    return op.add(step.tape, residual, x)
 
 
 def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm: modules.Norm) -> Tensor:
     """`LlamaAttention`."""
     tape, family = step.tape, step.asked.family
-    described = layer.attentions[0]
+    names, described = family.head_norms, layer.attentions[0]
     shape = shape_of(step, described)
     mask = shared.mask if described.window is None else shared.window_mask
     repeats = step.repeats(mask, shape) or step.asked.attention == "eager"
@@ -51,17 +61,38 @@ def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm
         v = heads(tape, v, shape.key_heads, clones=repeats)
     else:
         joined = None
-        q = heads(tape, step.linear(layer["self_attn.q_proj"], hidden), shape.heads, clones=True)
-        if "self_attn.q_norm" in layer:
-            q = norm(tape, layer["self_attn.q_norm"], q)
-        k = heads(tape, step.linear(layer["self_attn.k_proj"], hidden), shape.key_heads, clones=True)
-        if "self_attn.k_norm" in layer:
-            k = norm(tape, layer["self_attn.k_norm"], k)
+        q = _projected(step, layer, hidden, "q_proj", names.query if names else None, shape.heads)
+        k = _projected(step, layer, hidden, "k_proj", names.key if names else None, shape.key_heads)
         v = heads(tape, step.linear(layer["self_attn.v_proj"], hidden), shape.key_heads, clones=repeats)
-    assert shared.rope is not None
-    turned = _sliced_and_rotated if family.rotation == "halves_and_rest" else _rotated_both
-    q, k = turned(tape, q, k, shared.rope)
-    return step.linear(layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, softcap=family.softcapped))
+    if described.rotary:
+        assert shared.rope is not None
+        q, k = ROTATIONS[family.rotation](tape, q, k, shared.rope, described.rotary)
+    if family.scaled_queries:
+        q = op.mul(tape, q, _factors(step, q.dtype))
+    if names is not None and names.behind_rotation:
+        q = norm(tape, layer[f"self_attn.{names.query}"], q)
+        k = norm(tape, layer[f"self_attn.{names.key}"], k)
+    p = DROPOUT if layer.dropout and family.drops_attention else 0.0
+    attended = attend(step, q, k, v, mask, shape, softcap=family.softcapped, dropout=p)
+    return step.linear(layer["self_attn.o_proj"], attended)
+
+
+def _projected(step: StepPass, layer: Layer, hidden: Tensor, path: str, normed: str | None, count: int) -> Tensor:
+    """Queries or keys head by head, normalised where that stands before the rotation."""
+    tape, family = step.tape, step.asked.family
+    x, norm, names = step.linear(layer[f"self_attn.{path}"], hidden), modules.NORMS[family.norm], family.head_norms
+    if names is None or names.behind_rotation:
+        return heads(tape, x, count, clones=True)
+    if names.of_all_heads:
+        return heads(tape, norm(tape, layer[f"self_attn.{normed}"], x), count, clones=True)
+    x = heads(tape, x, count, clones=True)
+    return norm(tape, layer[f"self_attn.{normed}"], x)
+
+
+def _factors(step: StepPass, dtype: int) -> Tensor:
+    """`get_llama_4_attn_scale`: one for each position."""
+    positions = SAMPLES * step.asked.length if step.asked.batch == "packed" else complex(step.asked.length)
+    return op.to(step.tape, step.tape.new(positions, FP32), dtype)
 
 
 def attend(
@@ -138,22 +169,71 @@ def rotated(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return op.add(tape, straight, crossed)
 
 
-def _rotated_both(tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _rotated_both(tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float) -> tuple[Tensor, Tensor]:
     return rotated(tape, q, rope), rotated(tape, k, rope)
 
 
-def _sliced_and_rotated(tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _sliced_and_rotated(
+    tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float
+) -> tuple[Tensor, Tensor]:
     """Phi-3 slices off what of a head does not turn before it turns one of them, also where that is nothing."""
-    rest = [op.part_of(tape, x, complex(0)) for x in (q, k)]
-    return joined_again(tape, rotated(tape, q, rope), rest[0]), joined_again(tape, rotated(tape, k, rope), rest[1])
+    if share == 1:
+        apart = [(x, op.part_of(tape, x, complex(0))) for x in (q, k)]
+    else:
+        apart = [_apart(tape, x, share) for x in (q, k)]
+    (q, rest_of_q), (k, rest_of_k) = apart
+    del apart
+    return joined_again(tape, rotated(tape, q, rope), rest_of_q), joined_again(tape, rotated(tape, k, rope), rest_of_k)
+
+
+def _rotated_in_fp32(
+    tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float
+) -> tuple[Tensor, Tensor]:
+    """OLMo's: tables in fp32, and so is all until both are cast back."""
+    turned = [rotated(tape, q, rope), rotated(tape, k, rope)]
+    return op.to(tape, turned[0], q.dtype), op.to(tape, turned[1], k.dtype)
+
+
+def _pairs_rotated_in_fp32(
+    tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float
+) -> tuple[Tensor, Tensor]:
+    """Ernie's: of neighbours, for which each layer repeats the numbers of the tables."""
+    rope = _repeated_tables(tape, rope)
+    turned = [_rotated_wide(tape, q, rope), _rotated_wide(tape, k, rope)]
+    return op.to(tape, turned[0], q.dtype), op.to(tape, turned[1], k.dtype)
+
+
+def _rotated_wide(tape: Tape, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rope
+    straight = op.mul(tape, op.to(tape, x, FP32), cos)
+    crossed = op.mul(tape, op.to(tape, _half_turned(tape, x), FP32), sin)
+    return op.add(tape, straight, crossed)
+
+
+def _pairs_and_rest(
+    tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float
+) -> tuple[Tensor, Tensor]:
+    """GLM's: a share of each head, and of that neighbours."""
+    rope = _repeated_tables(tape, rope)
+    turned, rest = turned_apart(tape, q, k, rope, share)
+    return joined_again(tape, turned[0], rest[0]), joined_again(tape, turned[1], rest[1])
+
+
+def _repeated_tables(tape: Tape, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """`repeat_interleave` of half a table: as large as the whole."""
+    return tape.new(rope[0].elements, rope[0].dtype), tape.new(rope[1].elements, rope[1].dtype)
 
 
 def turned_apart(
     tape: Tape, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], share: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """A share of queries and keys, turned, and the rest of each, for models that turn both before they join either."""
-    apart = [(op.part_of(tape, x, x.elements * share), op.part_of(tape, x, x.elements * (1 - share))) for x in (q, k)]
+    apart = [_apart(tape, x, share) for x in (q, k)]
     return [rotated(tape, first, rope) for first, _ in apart], [rest for _, rest in apart]
+
+
+def _apart(tape: Tape, x: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    return op.part_of(tape, x, x.elements * share), op.part_of(tape, x, x.elements * (1 - share))
 
 
 def joined_again(tape: Tape, turned: Tensor, rest: Tensor) -> Tensor:
@@ -170,3 +250,12 @@ def _half_turned(tape: Tape, x: Tensor) -> Tensor:
 
 def _keys(shape: AttentionShape) -> complex:
     return shape.samples * (shape.key_heads * shape.keys * shape.head)
+
+
+ROTATIONS: Mapping[Rotation, Callable[[Tape, Tensor, Tensor, tuple[Tensor, Tensor], float], tuple[Tensor, Tensor]]] = {
+    "halves": _rotated_both,
+    "halves_and_rest": _sliced_and_rotated,
+    "halves_in_fp32": _rotated_in_fp32,
+    "pairs_and_rest": _pairs_and_rest,
+    "pairs_in_fp32": _pairs_rotated_in_fp32,
+}
