@@ -194,6 +194,7 @@ GEMMA3_TEXT = replace(
     head_norms=HeadNorms(),
     attention_is_eager=False,
     softcapped=False,
+    tables_of_each_layer_type=True,
 )
 PHI3 = Family(config=Phi3Config, build=llama_line, joined_projections=True, joined_mlp=True, rotation="halves_and_rest")
 
