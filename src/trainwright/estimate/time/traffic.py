@@ -126,7 +126,7 @@ def _heads_normed(weight: ModuleWeight, segment: Segment) -> int:
     attention = next((o for o in segment.operations if isinstance(o, Attention)), None)
     if attention is None or weight.columns != attention.head_dim:
         return 1
-    return {"q_norm": attention.heads, "k_norm": attention.key_value_heads}.get(weight.name.rpartition(".")[2], 1)
+    return {"q": attention.heads, "k": attention.key_value_heads}.get(weight.writes[0], 1)
 
 
 def drops(anatomy: Anatomy, segment: Segment) -> bool:
@@ -149,6 +149,8 @@ def _around(
     if segment.is_layer and weight.writes in (("tokens",), ("source",)):
         chosen = max(1, weight.active)
         total += Moved(2 * s + c, 3 * s, 1, 1).times(count * weight.rows * chosen)
+        if anatomy.family.scaled_residuals:
+            total += Moved(2 * c, 2 * c, 1, 1).times(count * weight.rows)
         if drops(anatomy, segment):
             total += Moved(2 * c + 1, 2 * c + 1, 1, 1).times(count * weight.rows)
     if weight.kind == "experts" and weight.reads == "normed":
