@@ -76,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
     "phi3": asked(ROOTED, "phi3", **CHECKPOINTED),
     "phi3, a part turned": asked(ROOTED | {"partial_rotary_factor": 0.75}, "phi3"),
     "olmo2": asked(ROOTED, "olmo2", batch="padded"),
+    "olmo2, fsdp2": asked(ROOTED, "olmo2", **SHARDED),
     "olmo3": asked(ROOTED | {"sliding_window": 64, "num_hidden_layers": 8}, "olmo3", **CHECKPOINTED),
     "smollm3": asked(ROOTED | {"num_hidden_layers": 8}, "smollm3", **LORA),
     "granite, scaled": asked(ROOTED | GRANITE_SCALES, "granite"),
@@ -265,6 +266,7 @@ IN_ORDER: dict[str, dict[str, Any]] = {
     "qwen2": asked(WIDE, "qwen2", **TOKENS, **QLORA, **CHECKPOINTED),
     "phi3": asked(WIDE | SPECIAL_IDS, "phi3", **TOKENS, **QLORA, **CHECKPOINTED),
     "starcoder2": asked(WIDE | SPECIAL_IDS, "starcoder2", batch="padded", **TOKENS, **LORA),
+    "hunyuan": asked(WIDE | {"head_dim": 64}, "hunyuan_v1_dense", batch="padded", **TOKENS, **LORA),
     "gpt_neox, fsdp2": asked(WIDE, "gpt_neox", **TOKENS, **SHARDED),
     "gpt_neox, 4 bits, fsdp2": asked(WIDE, "gpt_neox", **TOKENS, **QLORA, **SHARDED, **CHECKPOINTED),
 }

@@ -58,6 +58,10 @@ def through(
             finally:
                 step.attention_weights = None
 
+        if step.sharding is not None and given.rope is not None:
+            cos, sin = given.rope
+            given.rope = op.to(tape, cos, step.asked.weight_dtype), op.to(tape, sin, step.asked.weight_dtype)
+            del cos, sin
         if step.sharding is not None and given.memory is not None:
             # FSDP2 casts and watches all that a unit is given: the gradients of keys and values meet there, and tell
             # that a unit is done where nothing is learned before it.
