@@ -32,7 +32,7 @@ PRESET = "preset:paper_r64"
 SCOUT = {"model_type": "llama4", "text_config": {"num_hidden_layers": 48, "num_local_experts": 16}}
 """Llama-4-Scout: 108 billion parameters."""
 OLMO = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
-OLMO |= {"model_type": "olmo2", "vocab_size": 4096}
+OLMO |= {"model_type": "olmo", "vocab_size": 4096}
 
 
 def folder_of(parent: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]] | None = None) -> str:
