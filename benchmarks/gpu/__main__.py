@@ -19,7 +19,7 @@ import torch
 from compare import compare, table
 from configurations import configurations
 from measure import measure_all
-from predict import freeze, predict
+from predict import freeze, predict, times_of_today
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -65,7 +65,8 @@ def main() -> int:
             limit_s=given.limit,
         )
     if not chosen or "compare" in chosen:
-        compared = compare(json.loads(predictions.read_text()), json.loads(out.read_text()))
+        today = times_of_today(listed, given.gpu if given.device == "cuda" else None)
+        compared = compare(json.loads(predictions.read_text()), json.loads(out.read_text()), today)
         print(json.dumps(compared) if given.json else table(compared))
     return 0
 

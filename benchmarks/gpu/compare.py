@@ -9,6 +9,8 @@ from typing import Any
 
 MEMORY = ("allocated_bytes", "reserved_bytes", "device_bytes")
 WAYS = ("traced", "closed")
+TIMES = ("time", "time_today")
+"""The time that was predicted before the measurement, and what the model of time says today."""
 UNDER_PCT = 5.0
 GIB = 1 << 30
 
@@ -25,11 +27,18 @@ SLICES: dict[str, Callable[[Row], bool]] = {
 }
 
 
-def compare(predictions: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Return the errors in percent of the measured figures, and for each slice how large they are."""
+def compare(predictions: dict[str, Any], results: dict[str, Any], today: dict[str, Any]) -> dict[str, Any]:
+    """Return the errors in percent of the measured figures, and for each slice how large they are.
+
+    `today` has the time of a step for each name, as it would be predicted now.
+    """
     predicted = {row["name"]: row for row in predictions["rows"]}
     reasons = _reasons(results, predicted)
-    rows = [_row(predicted[row["name"]], row) for row in results["rows"] if row["name"] not in reasons]
+    rows = [
+        _row(predicted[row["name"]], row, today.get(row["name"]))
+        for row in results["rows"]
+        if row["name"] not in reasons
+    ]
     return {
         "predicted_with": predictions["versions"],
         "measured_with": results["constants"].get("versions", {}),
@@ -37,16 +46,17 @@ def compare(predictions: dict[str, Any], results: dict[str, Any]) -> dict[str, A
         "slices": [
             figures
             for name, belongs in SLICES.items()
-            for way in (*WAYS, "time")
-            for figure in (MEMORY if way != "time" else ("step_s",))
+            for way in (*WAYS, *TIMES)
+            for figure in (MEMORY if way in WAYS else ("step_s",))
             if (figures := _slice(name, way, figure, [row for row in rows if belongs(row)]))
         ],
         "oom": [_verdicts(way, rows) for way in WAYS],
+        "in_range_today": [row["in_range_today"] for row in rows if row["in_range_today"] is not None],
         "not_compared": reasons,
     }
 
 
-def _row(predicted: Row, measured: Row) -> Row:
+def _row(predicted: Row, measured: Row, today: Row | None) -> Row:
     row = {key: predicted[key] for key in ("name", "method", "strategy", "ranks", "checkpointing")}
     row["out_of_memory"] = measured.get("failed") == "out of memory"
     row["predicted_out_of_memory"] = {way: predicted[way].get("out_of_memory") for way in WAYS}
@@ -54,9 +64,10 @@ def _row(predicted: Row, measured: Row) -> Row:
     row["errors_pct"] = {
         way: {figure: _error_pct(predicted[way].get(figure), measured.get(figure)) for figure in MEMORY} for way in WAYS
     }
-    row["errors_pct"]["time"] = {
-        "step_s": _error_pct((predicted["time"] or {}).get("step_s"), measured.get("step_s_median"))
-    }
+    taken = measured.get("step_s_median")
+    for way, time in zip(TIMES, (predicted["time"], today), strict=True):
+        row["errors_pct"][way] = {"step_s": _error_pct((time or {}).get("step_s"), taken)}
+    row["in_range_today"] = None if today is None or taken is None else today["low_s"] <= taken <= today["high_s"]
     return row
 
 
@@ -122,16 +133,18 @@ def table(compared: dict[str, Any]) -> str:
     lines = [f"predicted with {_versions(compared['predicted_with'])}"]
     lines += [f"measured with  {_versions(compared['measured_with'])}", ""]
     lines += [
-        f"{'':44} {'allocated':>27} {'reserved':>27} {'nvidia-smi':>27} {'step':>17}",
-        f"{'configuration':44} " + f"{'GiB':>9} {'traced':>8} {'closed':>8} " * 3 + f"{'s':>8} {'error':>8}",
+        f"{'':44} {'allocated':>27} {'reserved':>27} {'nvidia-smi':>27} {'step':>29}",
+        f"{'configuration':44} "
+        + f"{'GiB':>9} {'traced':>8} {'closed':>8} " * 3
+        + f"{'s':>8} {'error':>8} {'today':>11}",
     ]
     lines += [_line(row) for row in compared["rows"] if row["measured"]["step_s"] is not None or row["out_of_memory"]]
     lines += [
         "",
-        f"{'slice':13} {'figure':16} {'by':7} {'rows':>5} {'median':>8} {'p95':>8} {'max':>8} {'under 5 %':>10}",
+        f"{'slice':13} {'figure':16} {'by':10} {'rows':>5} {'median':>8} {'p95':>8} {'max':>8} {'under 5 %':>10}",
     ]
     lines += [
-        f"{s['slice']:13} {s['figure']:16} {s['way']:7} {s['rows']:5} {s['median_abs_pct']:7.2f}% "
+        f"{s['slice']:13} {s['figure']:16} {s['way']:10} {s['rows']:5} {s['median_abs_pct']:7.2f}% "
         f"{s['p95_abs_pct']:7.2f}% {s['max_abs_pct']:7.2f}% {100 * s['under_5_pct_share']:9.1f}%"
         for s in compared["slices"]
     ]
@@ -143,6 +156,8 @@ def table(compared: dict[str, Any]) -> str:
             for v in compared["oom"]
         ),
     ]
+    if inside := compared["in_range_today"]:
+        lines.append(f"steps within the range that is predicted today: {sum(inside)} of {len(inside)}")
     lines += [f"not compared: {name}: {reason}" for name, reason in compared["not_compared"].items()]
     return "\n".join(lines)
 
@@ -156,7 +171,9 @@ def _line(row: Row) -> str:
         f"{_gib(measured[figure])} {_pct(errors['traced'][figure])} {_pct(errors['closed'][figure])}"
         for figure in MEMORY
     ]
-    return f"{row['name']:44} {' '.join(cells)} {measured['step_s']:8.3f} {_pct(errors['time']['step_s'])}"
+    inside = {None: "", True: "in", False: "out"}[row["in_range_today"]]
+    times = f"{_pct(errors['time']['step_s'])} {_pct(errors['time_today']['step_s'])} {inside}".rstrip()
+    return f"{row['name']:44} {' '.join(cells)} {measured['step_s']:8.3f} {times}"
 
 
 def _gib(value: int | None) -> str:

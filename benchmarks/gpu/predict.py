@@ -62,6 +62,13 @@ def predict(
     }
 
 
+def times_of_today(configurations: Sequence[Configuration], gpu_key: str | None) -> dict[str, Any]:
+    """Return what the model of time says now of a step on a GPU of the catalogue, by the name of the configuration."""
+    gpu = catalog.find(gpu_key) if gpu_key else None
+    found = {each.name: _time(each.request(**_device(gpu)), gpu) for each in configurations}
+    return {name: time for name, time in found.items() if time is not None and "error" not in time}
+
+
 def _device(gpu: catalog.GpuSpec | None) -> dict[str, Any]:
     if gpu is None:
         return {"device": "cpu"}

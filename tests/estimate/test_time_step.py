@@ -12,7 +12,7 @@ from steps_in_time import BERT_LARGE, LLAMA_7B, LORA, QLORA, SMALL, devices, mod
 from trainwright.anatomy.catalog import find
 from trainwright.errors import UserError
 from trainwright.estimate.closed import memory
-from trainwright.estimate.request import Request
+from trainwright.estimate.request import Method, Request
 from trainwright.estimate.time import step_time, why_not
 from trainwright.estimate.time.update import Update
 
@@ -24,8 +24,15 @@ def test_lora_saves_the_weights_gradients_and_no_more() -> None:
 
 
 def test_unpacking_4_bit_weights_costs_time() -> None:
-    """QLoRA saves memory, not time: every use of a weight unpacks it first."""
-    assert step("a100-80gb", method=QLORA).step_s > step("a100-80gb", method=LORA).step_s
+    """QLoRA saves memory, not time: every use of a weight unpacks it first.
+
+    Of adapters in fp32 peft casts what each reads, but not beside packed weights, which outweighs the unpacking.
+    """
+
+    def step_s(method: Method) -> float:
+        return step("a100-80gb", method=replace(method, adapter_dtype="base")).step_s
+
+    assert step_s(QLORA) > step_s(LORA)
 
 
 def test_checkpointing_costs_about_a_third_more_of_a_full_step() -> None:
@@ -82,6 +89,37 @@ def test_a_small_model_is_bound_by_the_launch_of_its_kernels() -> None:
     assert found.limit == "kernel launches"
     assert found.step_s == pytest.approx(step("a100-80gb", SMALL, **small).step_s, rel=0.05)
     assert step("h100").limit == "matrix products"
+
+
+def test_a_host_of_unknown_speed_widens_the_range_of_small_steps_alone() -> None:
+    small = step("h100", SMALL, micro_batch_size=1, sequence_length=128)
+    large = step("h100")
+    assert small.low_s < small.step_s / 2 and small.high_s > 1.5 * small.step_s
+    assert large.high_s < 1.5 * large.step_s
+
+
+def test_cudnn_is_faster_than_flash_attention_2_on_hopper_and_taken_by_itself() -> None:
+    """transformers pull request 48163: 1.7 to 2.3 times as fast for training."""
+    own, flash, ampere, asked = (
+        step(gpu, batch="full", attention=kernel).parts_s["attention"]
+        for gpu, kernel in (("h100", "auto"), ("h100", "flash"), ("a100-80gb", "auto"), ("a100-80gb", "flash"))
+    )
+    assert 1.4 < flash / own < 2.3
+    assert ampere == asked
+
+
+@pytest.mark.parametrize("batch", ["padded", "packed"])
+def test_a_mask_makes_attention_compute_what_it_hides(batch: str) -> None:
+    """Kernels that know no mask but the causal one skip half of the pairs; those with one compute all."""
+    full, masked = (step("h100", batch=each).parts_s["attention"] for each in ("full", batch))
+    assert 1.7 < masked / full < 2.1
+
+
+def test_an_update_tensor_by_tensor_waits_for_its_launches() -> None:
+    adafactor, eight_bit, fused = (
+        step("h100", SMALL, optimizer=kind).parts_s["optimizer"] for kind in ("adafactor", "adamw_8bit", "adamw")
+    )
+    assert adafactor > eight_bit > 2 * fused
 
 
 def test_arithmetic_that_is_faster_makes_a_faster_step() -> None:

@@ -84,7 +84,7 @@ def test_a_micro_batch_that_was_given_is_not_exceeded(job: str) -> None:
 
 def test_harm_14_a_gain_is_over_the_best_of_equal_parts(tmp_path: Path) -> None:
     """Parts by speed in larger micro-batches were held against equal parts in small ones: `1.99 x as fast`."""
-    job = ("model.name=Qwen/Qwen2.5-7B", "method.type=lora", "data.max_length=256", "train.global_batch_size=16")
+    job = ("model.name=Qwen/Qwen2.5-7B", "method.type=lora", "data.max_length=384", "train.global_batch_size=16")
     file = tmp_path / "job.yaml"
     file.write_text("name: mixed\nmodel: {name: m}\nresources: {gpus: 4}\n")
     by_speed, equal = (

@@ -131,11 +131,15 @@ def test_host_memory_rejects_too(job: str) -> None:
 
 
 def test_a_mixed_node_uses_the_cards_that_are_fastest_together(job: str) -> None:
-    """S0-08: two A100s alone beat two A100s that wait for two V100s, but not two whose V100s have less to do."""
-    equal = planned(job, "a100-80gb:2,v100-32gb:2", "resources.balance=off")
+    """S0-08: two A100s alone beat two A100s that wait for two V100s, but not two whose V100s have less to do.
+
+    A model whose heads share no keys: on a V100 torch has no fused attention for those that do.
+    """
+    model = "model.name=meta-llama/Llama-2-7b-hf"
+    equal = planned(job, "a100-80gb:2,v100-32gb:2", model, "resources.balance=off")
     assert {device.name for device in equal.devices} == {"NVIDIA A100 SXM 80 GB"}
     assert equal.layout.visible_devices == "0,1"
-    balanced = planned(job, "a100-80gb:2,v100-32gb:2")
+    balanced = planned(job, "a100-80gb:2,v100-32gb:2", model)
     assert len(balanced.devices) == 4
     assert equal.estimate is not None and equal.estimate.time is not None
     assert balanced.estimate is not None and balanced.estimate.time is not None

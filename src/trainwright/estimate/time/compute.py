@@ -8,7 +8,7 @@ of one kind are worked out once: the second of each kind stands for all that fol
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from trainwright.anatomy.adapters import Adapter, Lora, adapters
@@ -17,28 +17,42 @@ from trainwright.anatomy.parameters import path_of
 from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Over, Part, Segment
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import traffic
+from trainwright.estimate.time.attention import attention_kernel, counts_hidden_pairs, takes_mask
 from trainwright.estimate.time.kernels import attention_s, matmul_s, stream_s
 from trainwright.estimate.time.rates import Arithmetic, Speed
 from trainwright.estimate.time.size import is_packed, layer_kinds, lora_of, shortened
 
 NF4_BYTES = 0.52
 """Of one packed weight with its scales (`anatomy.quantized`)."""
-_FLASH = frozenset({"auto", "flash", "cudnn", "flash_attention_2"})
+NF4_KERNELS = 3
+"""Unpack the scales, shift them, unpack the weights (bitsandbytes/functional.py, `dequantize_4bit`)."""
+_NF4_HOST = (6, 9)
+"""Python around them, forward and backward: on a core of an EPYC (bitsandbytes 0.50) a packed linear layer takes 185
+and 131 microseconds of the processor more than a plain one, as long as 9 and 12 kernels of these passes take there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Seconds by kernel class, and the number of kernels that are launched."""
+    """Seconds by kernel class, and the number of kernels that are launched.
+
+    `host_kernels` is what the host does besides, in kernels that it could launch meanwhile.
+    """
 
     matmul_s: float = 0.0
     attention_s: float = 0.0
     memory_s: float = 0.0
     kernels: float = 0.0
+    host_kernels: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Of all kernels."""
         return self.matmul_s + self.attention_s + self.memory_s
+
+    @property
+    def launched(self) -> float:
+        """Kernels that the host could launch in the time that it needs."""
+        return self.kernels + self.host_kernels
 
     def __add__(self, other: PhaseTime) -> PhaseTime:
         return PhaseTime(
@@ -46,12 +60,17 @@ class PhaseTime:
             self.attention_s + other.attention_s,
             self.memory_s + other.memory_s,
             self.kernels + other.kernels,
+            self.host_kernels + other.host_kernels,
         )
 
     def times(self, factor: float) -> PhaseTime:
         """The same, `factor` times."""
         return PhaseTime(
-            self.matmul_s * factor, self.attention_s * factor, self.memory_s * factor, self.kernels * factor
+            self.matmul_s * factor,
+            self.attention_s * factor,
+            self.memory_s * factor,
+            self.kernels * factor,
+            self.host_kernels * factor,
         )
 
 
@@ -120,7 +139,8 @@ def _blocks(
     anatomy: Anatomy, request: Request, batch: ForwardInput, lora: Lora | None, kinds: list[list[Segment]]
 ) -> Iterator[_Block]:
     """The model without its repetitions, and then one more layer of each kind for all the others."""
-    attention = anatomy.attention_for(request.attention)
+    eager = anatomy.attention_for(request.attention) == "eager"
+    hidden = counts_hidden_pairs(anatomy, request, batch)
 
     def counted(short: Anatomy) -> StepFlops:
         return step_flops(
@@ -129,8 +149,8 @@ def _blocks(
             lora=lora,
             freeze=request.method.freeze,
             checkpointing=request.gradient_checkpointing != "none",
-            kernel="eager" if attention == "eager" else "fused",
-            masked="counted" if attention in ("eager", "math") else "skipped",
+            kernel="eager" if eager else "fused",
+            masked="counted" if hidden else "skipped",
         )
 
     if request.method.freeze:  # its patterns may name single layers
@@ -175,15 +195,30 @@ class _Timing:
         forward = self._phase(flops.forward, backward=False)
         backward = self._phase(flops.backward, backward=True)
         recompute = self._phase(self._recomputed(), backward=False)
-        if not any(flops.backward.values()):
-            backward, moved = PhaseTime(), replace(moved, backward=0.0, backward_kernels=0.0)
-        forward += PhaseTime(memory_s=stream_s(self.speed, moved.forward), kernels=moved.forward_kernels)
-        backward += PhaseTime(memory_s=stream_s(self.speed, moved.backward), kernels=moved.backward_kernels)
+        forward += self._streamed(moved.forward, moved.forward_kernels) + self._unpacking(_NF4_HOST[0])
+        if any(flops.backward.values()):
+            backward += self._streamed(moved.backward, moved.backward_kernels) + self._unpacking(_NF4_HOST[1])
+        else:
+            backward = PhaseTime()
         if any(flops.recompute.values()) and layers:
-            recompute += PhaseTime(
-                memory_s=stream_s(self.speed, layer_moved.forward), kernels=layer_moved.forward_kernels
-            )
+            recompute += self._streamed(layer_moved.forward, layer_moved.forward_kernels)
+            recompute += self._unpacking(_NF4_HOST[0])
         return forward, recompute, backward
+
+    def _streamed(self, moved: float, kernels: float) -> PhaseTime:
+        return PhaseTime(memory_s=stream_s(self.speed, moved, kernels), kernels=kernels)
+
+    def _unpacking(self, host_kernels: int) -> PhaseTime:
+        """What the host does around the unpacking of 4-bit weights."""
+        return PhaseTime(host_kernels=host_kernels * sum(map(self._uses, self.block.segments)))
+
+    def _uses(self, segment: Segment) -> int:
+        """Number of matrices of a segment that are unpacked when they are used."""
+        return sum(
+            traffic.separate_copies(o, self.request)
+            for o in segment.operations
+            if isinstance(o, ModuleWeight) and is_packed(o, self.request)
+        )
 
     @cached_property
     def _counts(self) -> Mapping[Over, int]:
@@ -247,7 +282,8 @@ class _Timing:
         attentions = [o for s in self.block.segments for o in s.operations if isinstance(o, Attention)]
         first = attentions[0]
         length = self.anatomy.image_tokens or max(self.batch.length, 1)
-        if self._eager:
+        kernel = attention_kernel(self.anatomy, self.request, self.speed, first, length)
+        if kernel == "scores":
             heads = first.heads * self.batch.samples
             return matmul_s(self.speed, arithmetic, length, length, first.head_dim, flops, together=heads)
         return attention_s(
@@ -257,13 +293,10 @@ class _Timing:
             length=length,
             window=first.window,
             backward=backward,
-            flash=arithmetic in ("bf16", "fp16") and self.request.attention in _FLASH,
-            causal=first.causal,
+            kernel=kernel,
+            causal=first.causal and not counts_hidden_pairs(self.anatomy, self.request, self.batch),
+            head_dim=first.head_dim,
         )
-
-    @property
-    def _eager(self) -> bool:
-        return self.anatomy.attention_for(self.request.attention) in ("eager", "math")
 
     def _adapters(self, flops: int, *, backward: bool) -> float:
         """Thin products: what they move counts more than what they compute."""
@@ -292,7 +325,8 @@ class _Timing:
                 if isinstance(operation, Attention):
                     found += self._scores(operation, segment, widths)
                 elif operation.part == "head" and operation.is_matmul:
-                    found += traffic.loss(self.request, widths, counts[operation.over] * operation.rows)
+                    found += traffic.loss(self.request, widths, counts[operation.over], operation.rows)
+                    found += traffic.Moved(0, 0, traffic.AROUND_LAYERS, traffic.AROUND_LAYERS / 2)
             if segment.is_layer:
                 inside += found
             else:
@@ -302,17 +336,16 @@ class _Timing:
         return inside + outside, inside
 
     def _scores(self, attention: Attention, segment: Segment, widths: traffic.Widths) -> traffic.Moved:
-        if not self._eager:
-            return traffic.Moved()
-        length = {"tokens": self.anatomy.image_tokens or self.batch.length, "source": self.batch.source_length}
-        return traffic.eager_scores(
-            attention,
-            widths,
-            self.request,
-            self.batch.samples,
-            (length[attention.queries_over], length[attention.keys_over]),
-            dropout=traffic.drops(self.anatomy, segment),
-        )
+        own = self.anatomy.image_tokens or max(self.batch.length, 1)
+        counts = {"tokens": own, "source": self.batch.source_length}
+        lengths = (counts[attention.queries_over], counts[attention.keys_over])
+        if attention_kernel(self.anatomy, self.request, self.speed, attention, own) == "scores":
+            drops = traffic.drops(self.anatomy, segment)
+            return traffic.eager_scores(attention, widths, self.request, self.batch.samples, lengths, dropout=drops)
+        bias = self.anatomy.family.positions == "buckets" and attention.queries_over == attention.keys_over
+        if bias or (self.request.attention != "flash_attention_2" and takes_mask(self.request, attention, own)):
+            return traffic.masked_scores(attention, widths, self.batch.samples, lengths, bias=bias)
+        return traffic.Moved()
 
     def _weights_used(self, segment: Segment, widths: traffic.Widths) -> traffic.Moved:
         """Weights that are cast, or unpacked from 4 bits, each time that they are used, and gradients cast back."""
@@ -320,9 +353,12 @@ class _Timing:
         c, request = widths.compute, self.request
         if request.method.type == "qlora":
             packed = sum(w.rows * w.columns * w.copies for w in matrices if is_packed(w, request))
-            return traffic.Moved(NF4_BYTES + c, NF4_BYTES + c, len(matrices), len(matrices)).times(packed)
+            return traffic.Moved(NF4_BYTES + c, NF4_BYTES + c, NF4_KERNELS, NF4_KERNELS).times(
+                packed, self._uses(segment)
+            )
         if request.autocast and widths.weight == 4 and c == 2 and request.strategy in ("single", "ddp"):
             whole = sum(w.rows * w.columns * w.copies for w in matrices)
             cast, trained = traffic.CAST_BYTES, request.method.type == "full"
-            return traffic.Moved(cast, cast + (8 if trained else 0), len(matrices), 2 * len(matrices)).times(whole)
+            casts = sum(1 + w.bias for w in matrices)
+            return traffic.Moved(cast, cast if trained else 0, casts, casts if trained else 0).times(whole)
         return traffic.Moved()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil
-from typing import Final
+from typing import Final, Literal
 
 from trainwright.estimate.time.rates import Arithmetic, Speed
 
+FusedAttention = Literal["flash", "efficient", "cudnn"]
+
+# A kernel begins when the one before it has ended, and its first bytes come late.
+_KERNEL_S: Final = 3e-6
 # Tiles of cuBLAS with the efficiency of each beside the largest, which reuse operands best: NVIDIA, "Matrix
 # Multiplication Background User's Guide", section 3.1 (tile efficiency) and figure 5.
 _TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
@@ -22,6 +26,7 @@ _FLASH_FORWARD_HALF: Final = 40
 # Kernels that keep no scores but are not FlashAttention-2, beside it: forward 43 of 53 TFLOPS and backward 27 of 52 on
 # RTX 3090 (xformers in github.com/Dao-AILab/flash-attention issue 416, causal, heads of 64, 4096 tokens).
 _EFFICIENT: Final = (43 / 53, 27 / 52)
+_NARROW_HEAD: Final = 64
 # Before Ampere there is no FlashAttention-2: half of the tensor rate forward, a third backward, as the first
 # FlashAttention reached with 0.25 to 0.40 for both (arXiv 2307.08691, abstract).
 _BEFORE_FLASH: Final = (0.40, 0.28)
@@ -67,22 +72,26 @@ def attention_s(
     length: int,
     window: int | None,
     backward: bool,
-    flash: bool,
+    kernel: FusedAttention,
     causal: bool,
+    head_dim: int,
 ) -> float:
-    """Seconds for `flops` operations of fused attention; pairs that the mask hides are not among them."""
+    """Seconds for `flops` operations of fused attention; pairs that `causal` hides are not among them."""
+    half = _FLASH_BACKWARD_HALF if backward else _FLASH_FORWARD_HALF
     best = speed.flash_backward if backward else speed.flash_forward
+    if kernel == "cudnn" and speed.cudnn is not None:
+        best = (speed.cudnn.narrow if head_dim <= _NARROW_HEAD else speed.cudnn.wide)[backward]
     if best is None:
         rate = _BEFORE_FLASH[backward] * speed.peak
     else:
-        half = _FLASH_BACKWARD_HALF if backward else _FLASH_FORWARD_HALF
-        rate = best.usual * speed.peak * length / (length + half) * (1.0 if flash else _EFFICIENT[backward])
+        share = _EFFICIENT[backward] if kernel == "efficient" else 1.0
+        rate = best.usual * speed.peak * length / (length + half) * share
     if arithmetic in ("fp32", "tf32"):
         rate *= speed.matmul[arithmetic].usual / speed.peak
     on_the_edge = 1 + _FLASH_BLOCK / min(length, window or length) if causal else 1.0
     return flops * on_the_edge / rate
 
 
-def stream_s(speed: Speed, moved_bytes: float) -> float:
-    """Seconds of kernels that do nothing but read and write `moved_bytes` of device memory."""
-    return moved_bytes / speed.bandwidth.usual
+def stream_s(speed: Speed, moved_bytes: float, kernels: float = 0.0) -> float:
+    """Seconds of `kernels` kernels that do nothing but read and write `moved_bytes` of device memory together."""
+    return moved_bytes / speed.bandwidth.usual + kernels * _KERNEL_S

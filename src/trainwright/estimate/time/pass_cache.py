@@ -21,6 +21,7 @@ def passes_of(anatomy: Anatomy, request: Request, speed: Speed) -> TimedPasses:
         request.target_length,
         request.gradient_checkpointing,
         request.attention,
+        request.seen_batch,
         request.precision,
         request.autocast,
         request.base_dtype,

@@ -28,6 +28,15 @@ class RateRange:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRates:
+    """Shares of the tensor rate that an attention reaches, by the width of a head: forward and backward."""
+
+    narrow: tuple[RateRange, RateRange]
+    """Heads of up to 64."""
+    wide: tuple[RateRange, RateRange]
+
+
+@dataclass(frozen=True, slots=True)
 class Speed:
     """What one GPU achieves: products in operations a second, memory in bytes a second."""
 
@@ -36,6 +45,9 @@ class Speed:
     flash_forward: RateRange | None
     """Of the tensor rate of the data sheet; None before Ampere, which FlashAttention-2 needs."""
     flash_backward: RateRange | None
+    cudnn: HeadRates | None
+    """cuDNN's attention, where torch prefers it."""
+    capability: tuple[int, int] | None
     peak: float
     """16-bit operations a second of the data sheet."""
     multiprocessors: int | None
@@ -127,6 +139,14 @@ _FILL_AT_512: Final = 32
 # uses 0.35 of an H100 (arXiv 2407.08608, abstract); 0.31 and 0.30 with heads of 64 (flash-attention pull request 2688).
 _FLASH: Final = (RateRange(0.60, 0.68, 0.74), RateRange(0.52, 0.62, 0.70))
 _FLASH_HOPPER: Final = (RateRange(0.30, 0.35, 0.40), RateRange(0.27, 0.31, 0.35))
+# cuDNN on an H100, sequences of 2048 to 16384 (arXiv 2407.08608, figures 5 and 6): without a mask forward 395 to
+# 413 and 595 to 617 TFLOPS with heads of 64 and 128, backward 395 and 465 to 518; a causal mask takes 12 to 22 % of the
+# forward rate (heads of 256: 450 to 509 of 580). 1.7 to 2.3 times FlashAttention-2 for training (transformers pull
+# request 48163).
+_CUDNN_HOPPER: Final = HeadRates(
+    (RateRange(0.33, 0.37, 0.42), RateRange(0.36, 0.42, 0.46)),
+    (RateRange(0.48, 0.54, 0.62), RateRange(0.43, 0.50, 0.54)),
+)
 
 
 def speed_of(gpu: GpuSpec) -> Speed:
@@ -151,17 +171,24 @@ def _speed(gpu: GpuSpec) -> Speed:
         "tf32": gpu.tf32_tflops,
     }
     rates |= {name: share * (figure.value * 1e12) for name, figure in sheet.items() if figure is not None}
-    ampere_or_later = (gpu.compute_capability or (0, 0)) >= (8, 0)
-    forward, backward = _FLASH_HOPPER if gpu.architecture in ("Hopper", "Blackwell") and _is_large(gpu) else _FLASH
+    forward, backward = _flash_shares(gpu)
     return Speed(
         matmul=rates,
         bandwidth=_BANDWIDTH * (gpu.bandwidth_gb_s.value * 1e9),
-        flash_forward=forward if ampere_or_later else None,
-        flash_backward=backward if ampere_or_later else None,
+        flash_forward=forward,
+        flash_backward=backward,
+        cudnn=_CUDNN_HOPPER if _is_large(gpu) else None,
+        capability=gpu.compute_capability,
         peak=(sheet["fp16"] or gpu.fp32_tflops).value * 1e12,
         multiprocessors=gpu.sm_count,
         fill={name: _fill(gpu, tflops.value) for name, tflops in {**sheet, "fp32": gpu.fp32_tflops}.items() if tflops},
     )
+
+
+def _flash_shares(gpu: GpuSpec) -> tuple[RateRange, RateRange] | tuple[None, None]:
+    if (gpu.compute_capability or (0, 0)) < (8, 0):
+        return None, None
+    return _FLASH_HOPPER if _is_large(gpu) else _FLASH
 
 
 def _fill(gpu: GpuSpec, tflops: float) -> float:

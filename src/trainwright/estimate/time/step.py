@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright.anatomy import Anatomy
@@ -13,6 +13,7 @@ from trainwright.estimate.figures import StepTime
 from trainwright.estimate.request import Request
 from trainwright.estimate.time.communication import MicroBatchPace, Tensors, exposed_s
 from trainwright.estimate.time.compute import NF4_BYTES, PhaseTime, TimedPasses, arithmetic_of
+from trainwright.estimate.time.launches import UPDATE_LAUNCH_S, LaunchPace, launch_pace
 from trainwright.estimate.time.links import Link, link_of
 from trainwright.estimate.time.pass_cache import passes_of, recent_size
 from trainwright.estimate.time.rates import RateRange, Speed, speed_of
@@ -24,16 +25,9 @@ from trainwright.hardware.inventory import Device
 
 _CLIPPING_PASSES: Final = 3
 """Norm of the gradients (read), then their scaling (read and write)."""
-# Starting a kernel from eager PyTorch bounds small models: a BERT layer of 36 kernels takes 433 microseconds for 256
-# tokens, its backward pass of 70 another 915 (github.com/mli/transformers-benchmarks, micro_bench.ipynb: 15.2 and 14.6
-# TFLOPS at batch 2, 128 tokens); 10.4 for an empty kernel (superbench kernel-launch, wall overhead).
-_LAUNCH_S: Final = (12e-6, 13e-6)
 # CPU Adam of DeepSpeed: 0.22, 0.51, 1.03, 2.41, 2.57 s for 1, 2, 4, 8, 10 billion parameters (arXiv 2101.06840,
 # table 4; one DGX-2 node).
 _CPU_ADAM_PARAMETERS_S: Final = RateRange(1.0e9, 4.0e9, 6.0e9)
-# Of the host: 24 to 30 microseconds on the 16 virtual cores beside an H200 (small models of
-# benchmarks/results/gpu_truth_h200.json over their kernels), 8 on a fast core.
-_LAUNCH_SLOWED: Final = (2.4, 1.0, 0.6)
 _SLOW, _USUAL, _FAST = 0, 1, 2
 """Ends of the spreads."""
 
@@ -43,6 +37,7 @@ class _Rank:
     """What one kind of GPU needs: its passes, and seconds of the update."""
 
     speed: Speed
+    launches: LaunchPace
     passes: TimedPasses
     update_s: float
 
@@ -99,7 +94,8 @@ def step_time(
         raise UserError(f"no time of a step: {reason}")
     group = _groups.of((devices,), (network_gb_s, peer_access), lambda: _grouped(devices, network_gb_s, peer_access))
     size = recent_size(anatomy, request)
-    kinds = {key: _rank(anatomy, request, speed_of(gpu), size, update) for key, gpu in group.kinds.items()}
+    launches = launch_pace(group.kinds.values())
+    kinds = {key: _rank(anatomy, request, speed_of(gpu), launches, size, update) for key, gpu in group.kinds.items()}
     tensors = _tensors(anatomy, request, size)
     host_s = _host_s(request, group, size, tensors)
     slow, usual, fast = (
@@ -143,9 +139,12 @@ class _Course:
         self.forward, self.recompute, self.backward = (
             _stretched(phase, *longer) for phase in (passes.forward, passes.recompute, passes.backward)
         )
-        slow = _LAUNCH_SLOWED[end]
-        forward_wait_s = _wait_s(self.forward, _LAUNCH_S[0] * slow)
-        backward_wait_s = _wait_s(self.recompute, _LAUNCH_S[0] * slow) + _wait_s(self.backward, _LAUNCH_S[1] * slow)
+        pace = rank.launches.times((rank.launches.slow, 1.0, rank.launches.fast)[end])
+        forward_wait_s = _wait_s(self.forward.seconds, self.forward.launched * pace.forward_s)
+        backward_wait_s = _wait_s(
+            self.recompute.seconds + self.backward.seconds,
+            self.recompute.launched * pace.forward_s + self.backward.launched * pace.backward_s,
+        )
         self.waits_s = forward_wait_s + backward_wait_s
         self.forward_s = self.forward.seconds + forward_wait_s
         self.backward_s = self.recompute.seconds + self.backward.seconds + backward_wait_s
@@ -174,23 +173,30 @@ def _parts(
 
 
 def _stretched(phase: PhaseTime, products: float, attention: float, memory: float) -> PhaseTime:
-    return PhaseTime(phase.matmul_s * products, phase.attention_s * attention, phase.memory_s * memory, phase.kernels)
+    return replace(
+        phase,
+        matmul_s=phase.matmul_s * products,
+        attention_s=phase.attention_s * attention,
+        memory_s=phase.memory_s * memory,
+    )
 
 
 def _longer(rate: RateRange, end: int) -> float:
     return rate.usual / _end(rate, end)
 
 
-def _wait_s(phase: PhaseTime, launch_s: float) -> float:
+def _wait_s(gpu_s: float, host_s: float) -> float:
     """Seconds in which the GPU waits for the next kernel to be launched."""
-    return max(0.0, phase.kernels * launch_s - phase.seconds)
+    return max(0.0, host_s - gpu_s)
 
 
 def _end(spread: RateRange, end: int) -> float:
     return (spread.slow, spread.usual, spread.fast)[end]
 
 
-def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size, update: Update | None) -> _Rank:
+def _rank(
+    anatomy: Anatomy, request: Request, speed: Speed, launches: LaunchPace, size: Size, update: Update | None
+) -> _Rank:
     passes = passes_of(anatomy, request, speed)
     width = 4 if request.method.type != "full" or request.base_dtype == "fp32" else 2
     # DeepSpeed and apex (O2) keep 16-bit weights beside fp32 ones: gradients are copied there, updated weights back.
@@ -205,8 +211,8 @@ def _rank(anatomy: Anatomy, request: Request, speed: Speed, size: Size, update: 
     accumulated = 3 * width * summed * (request.gradient_accumulation_steps - 1)
     seconds = (clipped + copied + accumulated) / speed.bandwidth.usual
     if request.offload == "none":
-        seconds += update_s(update, anatomy, own, size.tensors, width, speed.bandwidth.usual, _LAUNCH_S[0])
-    return _Rank(speed, passes, seconds)
+        seconds += update_s(update, anatomy, own, size.tensors, width, speed.bandwidth.usual, UPDATE_LAUNCH_S)
+    return _Rank(speed, launches, passes, seconds)
 
 
 def _tensors(anatomy: Anatomy, request: Request, size: Size) -> Tensors:

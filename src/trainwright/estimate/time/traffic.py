@@ -16,6 +16,10 @@ from trainwright.estimate.request import Request
 
 CAST_BYTES: Final = 4 + 2
 """Of turning one number from fp32 to 16 bit, or back."""
+SOFTMAX_ROW: Final = 48 * 1024 // 4
+"""Numbers in fp32 that a block's shared memory holds, as long as a kernel asks for no more of it."""
+AROUND_LAYERS: Final = 25
+"""Kernels on a few numbers before and behind the layers: positions, rotary tables, masks, labels, the loss's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +89,73 @@ def norm(widths: Widths, *, is_rms: bool, fused: bool, trained: bool) -> Moved:
     # To fp32 6, square 8, mean 4, times 8, back 6, times the weight 4. The way back as counted with a dispatch mode on
     # Mistral in transformers 5.23 (torch 2.13), of which 10 for the gradient of the weight.
     narrow = s == 2
-    return Moved(36 if narrow else 28, (96 if narrow else 94) - (0 if trained else 10), 5 + narrow, 14)
+    return Moved(
+        36 if narrow else 28,
+        (96 if narrow else 94) - (0 if trained else 10),
+        6 + 2 * narrow,
+        12 + 2 * (narrow + trained),
+    )
 
 
 def layer(anatomy: Anatomy, segment: Segment, request: Request, widths: Widths, tokens: Mapping[Over, int]) -> Moved:
     """Everything between the products of one segment, adapters and the loss left out."""
     total = Moved()
-    s = widths.stream
-    trained, fused = request.method.type == "full", "norm" in request.fused_kernels
-    with_shifts = any(o.bias for o in segment.operations if isinstance(o, ModuleWeight) and o.kind == "norm")
-    is_rms = anatomy.family.norm != "layer" and not with_shifts  # those of a vision tower have shifts
     for operation in segment.operations:
         if isinstance(operation, Attention):
             if operation.rotary:
-                per_element = _rotary(request, widths)
-                width = (operation.heads + operation.key_value_heads) * operation.head_dim
-                total += per_element.times(tokens[operation.queries_over] * width, 2)
+                total += _rotary(anatomy, operation, request, widths, tokens[operation.queries_over])
             continue
         count = tokens[operation.over]
         if operation.kind == "norm":
-            one = norm(widths, is_rms=is_rms, fused=fused, trained=trained)
-            total += one.times(count * operation.columns * _heads_normed(operation, segment))
+            total += _norm_of(anatomy, operation, segment, request, widths, count)
         elif operation.kind == "embedding":
-            total += Moved(2 * s, 2 * s if trained else 0, 1, 2).times(count * operation.columns)
+            total += _embedding(anatomy, operation, segment, request, widths, count)
         elif operation.is_matmul:
             total += _around(anatomy, operation, segment, request, widths, count)
     return total + _activation(anatomy, segment, request, widths, tokens)
 
 
-def _rotary(request: Request, widths: Widths) -> Moved:
-    """One element of queries or keys; its tables are as wide as the residual stream, and so is all between."""
-    c = widths.compute
+def _norm_of(
+    anatomy: Anatomy, weight: ModuleWeight, segment: Segment, request: Request, widths: Widths, count: int
+) -> Moved:
+    trained, fused = request.method.type == "full", "norm" in request.fused_kernels
+    with_shifts = any(o.bias for o in segment.operations if isinstance(o, ModuleWeight) and o.kind == "norm")
+    is_rms = anatomy.family.norm != "layer" and not with_shifts  # those of a vision tower have shifts
+    one = norm(widths, is_rms=is_rms, fused=fused, trained=trained)
+    if anatomy.family.norm == "rms_of_one_more" and not fused:
+        one += Moved(0, 0, 2, trained)  # on a vector: to fp32, and one more
+    return one.times(count * weight.columns * _heads_normed(weight, segment))
+
+
+def _embedding(
+    anatomy: Anatomy, table: ModuleWeight, segment: Segment, request: Request, widths: Widths, count: int
+) -> Moved:
+    """Rows are looked up; on the way back tokens are sorted, and their gradients added to a table of zeros.
+
+    An output layer that shares the table has a gradient of its own, which is added to that.
+    """
+    s, w = widths.stream, widths.weight
+    if request.method.type != "full":
+        return Moved(2 * s, 0, 1, 0).times(count * table.columns)
+    total = Moved(2 * s, 2 * s, 1, 10).times(count * table.columns)
+    if segment.is_layer:
+        return total
+    shared = any(
+        isinstance(o, ModuleWeight) and o.is_matmul and o.tied_to is not None
+        for each in anatomy.segments
+        for o in each.operations
+    )
+    return total + Moved(0, (4 if shared else 1) * w, 0, 1 + shared).times(table.rows * table.columns)
+
+
+def _rotary(anatomy: Anatomy, attention: Attention, request: Request, widths: Widths, count: int) -> Moved:
+    """Queries and keys are turned; the tables are as wide as the residual stream, and so is all between."""
+    c, share = widths.compute, anatomy.family.rotary_share
+    whole = count * (attention.heads + attention.key_value_heads) * attention.head_dim
     if "rotary" in request.fused_kernels:
-        return Moved(2 * c, 2 * c, 1, 1)
-    return Moved(32, 44, 7, 9) if widths.casts else Moved(10 * c, 12 * c, 5, 6)
+        return Moved(2 * c, 2 * c, 1, 1).times(whole * share, 2)
+    turned = (Moved(32, 44, 6, 10) if widths.casts else Moved(10 * c, 12 * c, 5, 7)).times(whole * share, 2)
+    return turned + (Moved(2 * c, 4 * c, 1, 3).times(whole, 2) if share < 1 else Moved())
 
 
 def _heads_normed(weight: ModuleWeight, segment: Segment) -> int:
@@ -144,7 +181,7 @@ def _around(
         total += Moved(s + c, s + c, 1, 1).times(count * weight.columns)
     if weight.reads == "normed":  # gradients of what several products read are added up
         total += Moved(0, 3 * s, 0, 1).times(count * weight.columns)
-    if weight.bias:
+    if weight.bias and request.method.type == "full":
         total += Moved(0, c, 0, 1).times(count * weight.rows)
     if segment.is_layer and weight.writes in (("tokens",), ("source",)):
         chosen = max(1, weight.active)
@@ -153,6 +190,9 @@ def _around(
             total += Moved(2 * c, 2 * c, 1, 1).times(count * weight.rows)
         if drops(anatomy, segment):
             total += Moved(2 * c + 1, 2 * c + 1, 1, 1).times(count * weight.rows)
+    if widths.casts and weight.name.endswith(anatomy.family.kept_in_fp32 or ("\0",)):
+        # transformers takes what T5's last product reads to fp32, and autocast takes it back; it is dropped out before.
+        total += Moved(2 * CAST_BYTES + 2 * c + 1, 2 * CAST_BYTES + 2 * c + 1, 3, 3).times(count * weight.columns)
     if weight.kind == "experts" and weight.reads == "normed":
         # Tokens are copied to their experts and back, once for each expert that they pass.
         total += Moved(2 * c, 3 * c, 4, 6).times(
@@ -207,13 +247,28 @@ def eager_scores(
     return per_pair.times(samples * attention.heads * queries * keys) + copied
 
 
+def masked_scores(attention: Attention, widths: Widths, samples: int, lengths: tuple[int, int], *, bias: bool) -> Moved:
+    """What stands around a fused kernel with a mask: bools become numbers; T5 adds a bias for each head besides.
+
+    That bias is cast, copied and masked in fp32, and its gradient summed over the samples.
+    """
+    queries, keys = lengths
+    c, pairs = widths.compute, queries * keys
+    if bias:
+        return Moved(22, 18, 9, 7).times(attention.heads * pairs) + Moved(0, c).times(samples * attention.heads * pairs)
+    return Moved(4 + 3 * c, 0, 3, 0).times(samples * pairs)
+
+
 def adapted(adapter: Adapter, widths: Widths, request: Request, count: int) -> Moved:
     """What peft does around one adapter: input to the adapter's dtype, dropout, scaling, sum with the base's output."""
     c, a = widths.compute, widths.trained
     if "lora" in request.fused_kernels:
         return Moved(2 * c, 3 * c, 2, 4).times(count * adapter.rows)
     into = Moved()
-    if a > c:
+    own = Moved()
+    if a > c and request.autocast:  # of both matrices
+        own = Moved(CAST_BYTES, CAST_BYTES, 2, 2).times(adapter.parameter_count)
+    if a > c and not (request.autocast and request.method.type == "qlora"):
         into += Moved(c + a, c + a, 1, 1)
         if request.autocast:
             into += Moved(a + c, a + c, 1, 1)
@@ -223,18 +278,23 @@ def adapted(adapter: Adapter, widths: Widths, request: Request, count: int) -> M
     out = c if request.autocast else a
     back = out + c if out > c else 0
     outwards = Moved(2 * out + c + 2 * out + back, 2 * out + back, 2 + bool(back), 1 + bool(back))
-    return into.times(count * adapter.columns) + outwards.times(count * adapter.rows)
+    if request.method.type == "qlora":  # the result of packed weights is copied before it is added to
+        outwards += Moved(2 * c, 0, 1, 0)
+    return own + into.times(count * adapter.columns) + outwards.times(count * adapter.rows)
 
 
-def loss(request: Request, widths: Widths, classes: float) -> Moved:
-    """Cross-entropy over `classes` logits: to fp32, shifted copy, log-softmax, and the way back.
+def loss(request: Request, widths: Widths, rows: float, classes: int) -> Moved:
+    """Cross-entropy of `rows` positions over `classes` logits: to fp32, shifted copy, log-softmax, and the way back.
 
     The workers take out the rows that are learned, and put their gradients back among zeros.
     """
     c = widths.compute
     if {"loss", "output_loss"} & set(request.fused_kernels):
-        return Moved(c + 4, c + 4 + c, 2, 2).times(classes)
+        return Moved(c + 4, c + 4 + c, 2, 2).times(rows * classes)
     shifted = 8 if request.recipe == "transformers" else 0
     to_fp32 = c + 4 if c == 2 else 0
-    taken = Moved() if request.recipe == "transformers" else Moved(2 * c, 5 * c, 1, 3)
-    return (Moved(to_fp32 + shifted + 8, 16 + shifted + to_fp32, 4, 5) + taken).times(classes)
+    taken = Moved() if request.recipe == "transformers" else Moved(2 * c, 7 * c, 3, 9)
+    # A row that shared memory cannot hold is read again for its sum and for its result, and on the way back for its sum
+    # (aten/src/ATen/native/cuda/SoftMax.cu).
+    again = Moved(8, 4) if classes > SOFTMAX_ROW else Moved()
+    return (Moved(to_fp32 + shifted + 8, 16 + shifted + to_fp32, 4, 5) + taken + again).times(rows * classes)

@@ -29,8 +29,8 @@ UPDATES: Final = {
     "adamw": Update(7),
     "adamw_foreach": Update(21),
     "adamw_loop": Update(21, kernels=14),
-    "adamw_8bit": Update(4),
-    "adafactor": Update(14),
+    "adamw_8bit": Update(4, kernels=10),
+    "adafactor": Update(14, kernels=21),
 }
 
 

@@ -1,0 +1,66 @@
+"""Which kernel an attention takes, as far as its time depends on it, and whether it computes pairs that are hidden."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainwright.anatomy.flops import ForwardInput
+from trainwright.anatomy.parts import Anatomy, Attention
+from trainwright.estimate.closed.attention import AttentionShape, kernel_of
+from trainwright.estimate.request import Request
+from trainwright.estimate.time.kernels import FusedAttention
+from trainwright.estimate.time.rates import Speed
+
+AttentionTime = FusedAttention | Literal["scores"]
+"""`scores`: they are written out, by transformers' own attention or by torch's plain one."""
+
+
+def attention_kernel(
+    anatomy: Anatomy, request: Request, speed: Speed, attention: Attention, length: int
+) -> AttentionTime:
+    """Return what computes this attention on this GPU."""
+    wanted = anatomy.attention_for(request.attention)
+    if wanted in ("eager", "math"):
+        return "scores"
+    if wanted == "flash_attention_2" or speed.capability is None:
+        return "flash" if _half(request) == 2 else "efficient"
+    masked = takes_mask(request, attention, length)
+    key_heads = attention.heads if masked else attention.key_value_heads  # repeated where there is a mask
+    shape = AttentionShape(1, attention.heads, key_heads, attention.head_dim, length, length)
+    kernel = kernel_of(
+        wanted, _half(request), request.precision, speed.capability, shape, masked=masked, grouped=not masked
+    )
+    if kernel == "cudnn" and learns_bias(anatomy, request, attention):
+        return "efficient"
+    return _fused(kernel)
+
+
+def takes_mask(request: Request, attention: Attention, length: int) -> bool:
+    """Whether the kernel is given a mask: of padding, of packed documents, or of a window that is not all there is."""
+    return request.seen_batch != "full" or (attention.window is not None and attention.window <= length)
+
+
+def counts_hidden_pairs(anatomy: Anatomy, request: Request, batch: ForwardInput) -> bool:
+    """Whether pairs of tokens are computed that the mask hides, as all do but kernels that know `causal` alone."""
+    wanted = anatomy.attention_for(request.attention)
+    if wanted == "flash_attention_2":
+        return False
+    kinds = {id(s.operations): s for s in anatomy.segments}.values()
+    attentions = [o for segment in kinds for o in segment.operations if isinstance(o, Attention)]
+    return wanted in ("eager", "math") or any(takes_mask(request, each, batch.length) for each in attentions)
+
+
+def _half(request: Request) -> int:
+    dtype = request.precision if request.autocast else request.base_dtype
+    return 4 if dtype == "fp32" else 2
+
+
+def learns_bias(anatomy: Anatomy, request: Request, attention: Attention) -> bool:
+    """A bias that is trained is nothing that cuDNN takes: that of T5's self-attention."""
+    own = attention.queries_over == attention.keys_over
+    return anatomy.family.positions == "buckets" and own and request.method.type == "full"
+
+
+def _fused(kernel: str) -> AttentionTime:
+    names: dict[str, AttentionTime] = {"cudnn": "cudnn", "flash": "flash", "efficient": "efficient", "math": "scores"}
+    return names[kernel]
