@@ -98,6 +98,13 @@ def test_a_host_of_unknown_speed_widens_the_range_of_small_steps_alone() -> None
     assert large.high_s < 1.5 * large.step_s
 
 
+def test_workstations_launch_faster_than_servers_and_a_set_of_cards_has_one_host() -> None:
+    small: dict[str, Any] = {"config": SMALL, "micro_batch_size": 1, "sequence_length": 128}
+    assert 2 * step("rtx-4090", **small).step_s < step("h100", **small).step_s
+    together = step("rtx-4090,a100-80gb", **small)
+    assert together.ranks_s[0] == pytest.approx(together.ranks_s[1], rel=0.05)
+
+
 def test_cudnn_is_faster_than_flash_attention_2_on_hopper_and_taken_by_itself() -> None:
     """transformers pull request 48163: 1.7 to 2.3 times as fast for training."""
     own, flash, ampere, asked = (

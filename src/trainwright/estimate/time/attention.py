@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from trainwright.anatomy.flops import ForwardInput
 from trainwright.anatomy.parts import Anatomy, Attention
@@ -13,6 +13,12 @@ from trainwright.estimate.time.rates import Speed
 
 AttentionTime = FusedAttention | Literal["scores"]
 """`scores`: they are written out, by transformers' own attention or by torch's plain one."""
+_TIMES: Final[dict[str, AttentionTime]] = {
+    "cudnn": "cudnn",
+    "flash": "flash",
+    "efficient": "efficient",
+    "math": "scores",
+}
 
 
 def attention_kernel(
@@ -22,17 +28,21 @@ def attention_kernel(
     wanted = anatomy.attention_for(request.attention)
     if wanted in ("eager", "math"):
         return "scores"
+    element = 4 if (request.precision if request.autocast else request.base_dtype) == "fp32" else 2
     if wanted == "flash_attention_2" or speed.capability is None:
-        return "flash" if _half(request) == 2 else "efficient"
+        return "flash" if element == 2 else "efficient"
     masked = takes_mask(request, attention, length)
     key_heads = attention.heads if masked else attention.key_value_heads  # repeated where there is a mask
     shape = AttentionShape(1, attention.heads, key_heads, attention.head_dim, length, length)
-    kernel = kernel_of(
-        wanted, _half(request), request.precision, speed.capability, shape, masked=masked, grouped=not masked
-    )
-    if kernel == "cudnn" and learns_bias(anatomy, request, attention):
-        return "efficient"
-    return _fused(kernel)
+    kernel = kernel_of(wanted, element, request.precision, speed.capability, shape, masked=masked, grouped=not masked)
+    if kernel == "cudnn" and adds_bias(anatomy, attention) and request.method.type == "full":
+        return "efficient"  # cuDNN takes no bias that is trained
+    return _TIMES[kernel]
+
+
+def adds_bias(anatomy: Anatomy, attention: Attention) -> bool:
+    """Whether learned numbers are added to the scores, as in T5's self-attention."""
+    return anatomy.family.positions == "buckets" and attention.queries_over == attention.keys_over
 
 
 def takes_mask(request: Request, attention: Attention, length: int) -> bool:
@@ -48,19 +58,3 @@ def counts_hidden_pairs(anatomy: Anatomy, request: Request, batch: ForwardInput)
     kinds = {id(s.operations): s for s in anatomy.segments}.values()
     attentions = [o for segment in kinds for o in segment.operations if isinstance(o, Attention)]
     return wanted in ("eager", "math") or any(takes_mask(request, each, batch.length) for each in attentions)
-
-
-def _half(request: Request) -> int:
-    dtype = request.precision if request.autocast else request.base_dtype
-    return 4 if dtype == "fp32" else 2
-
-
-def learns_bias(anatomy: Anatomy, request: Request, attention: Attention) -> bool:
-    """A bias that is trained is nothing that cuDNN takes: that of T5's self-attention."""
-    own = attention.queries_over == attention.keys_over
-    return anatomy.family.positions == "buckets" and own and request.method.type == "full"
-
-
-def _fused(kernel: str) -> AttentionTime:
-    names: dict[str, AttentionTime] = {"cudnn": "cudnn", "flash": "flash", "efficient": "efficient", "math": "scores"}
-    return names[kernel]

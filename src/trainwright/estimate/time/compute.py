@@ -17,7 +17,7 @@ from trainwright.anatomy.parameters import path_of
 from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Over, Part, Segment
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import traffic
-from trainwright.estimate.time.attention import attention_kernel, counts_hidden_pairs, takes_mask
+from trainwright.estimate.time.attention import adds_bias, attention_kernel, counts_hidden_pairs, takes_mask
 from trainwright.estimate.time.kernels import attention_s, matmul_s, stream_s
 from trainwright.estimate.time.rates import Arithmetic, Speed
 from trainwright.estimate.time.size import is_packed, layer_kinds, lora_of, shortened
@@ -342,7 +342,7 @@ class _Timing:
         if attention_kernel(self.anatomy, self.request, self.speed, attention, own) == "scores":
             drops = traffic.drops(self.anatomy, segment)
             return traffic.eager_scores(attention, widths, self.request, self.batch.samples, lengths, dropout=drops)
-        bias = self.anatomy.family.positions == "buckets" and attention.queries_over == attention.keys_over
+        bias = adds_bias(self.anatomy, attention)
         if bias or (self.request.attention != "flash_attention_2" and takes_mask(self.request, attention, own)):
             return traffic.masked_scores(attention, widths, self.batch.samples, lengths, bias=bias)
         return traffic.Moved()
