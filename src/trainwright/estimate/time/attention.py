@@ -1,10 +1,10 @@
-"""Which kernel an attention takes, as far as its time depends on it, and whether it computes pairs that are hidden."""
+"""Which kernel an attention takes, as far as its time depends on it, and what it computes."""
 
 from __future__ import annotations
 
 from typing import Final, Literal
 
-from trainwright.anatomy.flops import ForwardInput
+from trainwright.anatomy.flops import Kernel, Masked
 from trainwright.anatomy.parts import Anatomy, Attention
 from trainwright.estimate.closed.attention import AttentionShape, kernel_of
 from trainwright.estimate.request import Request
@@ -47,14 +47,18 @@ def adds_bias(anatomy: Anatomy, attention: Attention) -> bool:
 
 def takes_mask(request: Request, attention: Attention, length: int) -> bool:
     """Whether the kernel is given a mask: of padding, of packed documents, or of a window that is not all there is."""
+    if request.attention == "flash_attention_2":
+        return False
     return request.seen_batch != "full" or (attention.window is not None and attention.window <= length)
 
 
-def counts_hidden_pairs(anatomy: Anatomy, request: Request, batch: ForwardInput) -> bool:
-    """Whether pairs of tokens are computed that the mask hides, as all do but kernels that know `causal` alone."""
-    wanted = anatomy.attention_for(request.attention)
-    if wanted == "flash_attention_2":
-        return False
+def attention_pairs(anatomy: Anatomy, request: Request, speed: Speed, length: int) -> tuple[Kernel, Masked]:
+    """Return how the anatomy counts the operations of this attention.
+
+    Pairs of tokens that the mask hides are computed in vain by all but kernels that know no mask but the causal one.
+    """
     kinds = {id(s.operations): s for s in anatomy.segments}.values()
     attentions = [o for segment in kinds for o in segment.operations if isinstance(o, Attention)]
-    return wanted in ("eager", "math") or any(takes_mask(request, each, batch.length) for each in attentions)
+    written = any(attention_kernel(anatomy, request, speed, each, length) == "scores" for each in attentions)
+    masked = any(takes_mask(request, each, length) for each in attentions)
+    return "eager" if written else "fused", "counted" if written or masked else "skipped"

@@ -17,7 +17,7 @@ from trainwright.anatomy.parameters import path_of
 from trainwright.anatomy.parts import Anatomy, Attention, ModuleWeight, Over, Part, Segment
 from trainwright.estimate.request import Request
 from trainwright.estimate.time import traffic
-from trainwright.estimate.time.attention import adds_bias, attention_kernel, counts_hidden_pairs, takes_mask
+from trainwright.estimate.time.attention import adds_bias, attention_kernel, attention_pairs, takes_mask
 from trainwright.estimate.time.kernels import attention_s, matmul_s, stream_s
 from trainwright.estimate.time.rates import Arithmetic, Speed
 from trainwright.estimate.time.size import is_packed, layer_kinds, lora_of, shortened
@@ -115,7 +115,7 @@ def micro_batch(anatomy: Anatomy, request: Request, speed: Speed) -> TimedPasses
     forward, recompute, backward = PhaseTime(), PhaseTime(), PhaseTime()
     kinds = layer_kinds(anatomy)
     chosen = adapters(shortened(anatomy, (layer for found in kinds for layer in found[:2])), lora) if lora else {}
-    for block in _blocks(anatomy, request, batch, lora, kinds):
+    for block in _blocks(anatomy, request, speed, batch, lora, kinds):
         adapted = tuple(_adapted(block, chosen)) if chosen else ()
         made = _Timing(anatomy, request, speed, batch, block, adapted).phases()
         forward += made[0].times(block.count)
@@ -136,11 +136,10 @@ def _adapted(block: _Block, chosen: Mapping[str, Adapter]) -> Iterator[tuple[Mod
 
 
 def _blocks(
-    anatomy: Anatomy, request: Request, batch: ForwardInput, lora: Lora | None, kinds: list[list[Segment]]
+    anatomy: Anatomy, request: Request, speed: Speed, batch: ForwardInput, lora: Lora | None, kinds: list[list[Segment]]
 ) -> Iterator[_Block]:
     """The model without its repetitions, and then one more layer of each kind for all the others."""
-    eager = anatomy.attention_for(request.attention) == "eager"
-    hidden = counts_hidden_pairs(anatomy, request, batch)
+    kernel, masked = attention_pairs(anatomy, request, speed, anatomy.image_tokens or max(batch.length, 1))
 
     def counted(short: Anatomy) -> StepFlops:
         return step_flops(
@@ -149,8 +148,8 @@ def _blocks(
             lora=lora,
             freeze=request.method.freeze,
             checkpointing=request.gradient_checkpointing != "none",
-            kernel="eager" if eager else "fused",
-            masked="counted" if hidden else "skipped",
+            kernel=kernel,
+            masked=masked,
         )
 
     if request.method.freeze:  # its patterns may name single layers
@@ -294,7 +293,7 @@ class _Timing:
             window=first.window,
             backward=backward,
             kernel=kernel,
-            causal=first.causal and not counts_hidden_pairs(self.anatomy, self.request, self.batch),
+            causal=first.causal and not takes_mask(self.request, first, length),
             head_dim=first.head_dim,
         )
 
@@ -343,7 +342,7 @@ class _Timing:
             drops = traffic.drops(self.anatomy, segment)
             return traffic.eager_scores(attention, widths, self.request, self.batch.samples, lengths, dropout=drops)
         bias = adds_bias(self.anatomy, attention)
-        if bias or (self.request.attention != "flash_attention_2" and takes_mask(self.request, attention, own)):
+        if bias or takes_mask(self.request, attention, own):
             return traffic.masked_scores(attention, widths, self.batch.samples, lengths, bias=bias)
         return traffic.Moved()
 
