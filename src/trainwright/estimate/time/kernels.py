@@ -10,7 +10,8 @@ from trainwright.estimate.time.rates import Arithmetic, Speed
 
 FusedAttention = Literal["flash", "efficient", "cudnn"]
 
-# A kernel begins when the one before it has ended, and its first bytes come late.
+# A kernel begins when the one before it has ended, and its first bytes come late: kernels that do nothing follow each
+# other every 3 microseconds (forums.developer.nvidia.com/t/233645).
 _KERNEL_S: Final = 3e-6
 # Tiles of cuBLAS with the efficiency of each beside the largest, which reuse operands best: NVIDIA, "Matrix
 # Multiplication Background User's Guide", section 3.1 (tile efficiency) and figure 5.
