@@ -9,7 +9,7 @@ them, and gate and up, which are one tensor now, get twice the rank (`_convert_p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -59,15 +59,8 @@ def adapters(anatomy: Anatomy, lora: Lora) -> dict[str, Adapter]:
                 chosen[path] = _adapter(weight, lora.r)
         return chosen
     wanted = [name for name in lora.targets if _leaf(name) not in old_names]
-    for path, weight in weights.items():
-        if weight.kind in ("experts", "parameter") or not _matches(path, wanted):
-            continue
-        if weight.kind not in _ADAPTABLE:
-            raise UserError(f"method.targets: `{path}` is a {weight.kind} and takes no adapter", hints=[_hint(anatomy)])
-        chosen[path] = _adapter(weight, lora.r)
-    containers = {path.rsplit(".", depth)[0] for path in weights for depth in range(1, path.count(".") + 1)}
-    if inner := sorted(path for path in containers if _matches(path, wanted)):
-        raise UserError(f"method.targets: `{inner[0]}` is a group of modules, no matrix", hints=[_hint(anatomy)])
+    chosen |= _by_name(anatomy, weights, wanted, lora.r)
+    _require_no_group(anatomy, weights, wanted)
     if not chosen:
         raise UserError(f"method.targets: no module is named {' or '.join(lora.targets)}", hints=[_hint(anatomy)])
     return chosen
@@ -76,6 +69,27 @@ def adapters(anatomy: Anatomy, lora: Lora) -> dict[str, Adapter]:
 def adapter_parameters(anatomy: Anatomy, lora: Lora) -> int:
     """Number of trained parameters."""
     return sum(adapter.parameter_count for adapter in adapters(anatomy, lora).values())
+
+
+def _by_name(
+    anatomy: Anatomy, weights: Mapping[str, ModuleWeight], wanted: Sequence[str], rank: int
+) -> dict[str, Adapter]:
+    """Adapters of the modules that have one of the names."""
+    chosen = {}
+    for path, weight in weights.items():
+        if weight.kind in ("experts", "parameter") or not _matches(path, wanted):
+            continue
+        if weight.kind not in _ADAPTABLE:
+            raise UserError(f"method.targets: `{path}` is a {weight.kind} and takes no adapter", hints=[_hint(anatomy)])
+        chosen[path] = _adapter(weight, rank)
+    return chosen
+
+
+def _require_no_group(anatomy: Anatomy, paths: Iterable[str], wanted: Sequence[str]) -> None:
+    """Raise a UserError where a name stands for a module that holds others."""
+    groups = {path.rsplit(".", depth)[0] for path in paths for depth in range(1, path.count(".") + 1)}
+    if inner := sorted(path for path in groups if _matches(path, wanted)):
+        raise UserError(f"method.targets: `{inner[0]}` is a group of modules, no matrix", hints=[_hint(anatomy)])
 
 
 def _by_old_expert_names(anatomy: Anatomy, lora: Lora) -> dict[str, Adapter]:

@@ -59,6 +59,19 @@ def read_fields(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
     not_described = [f"`{key}: {raw[key]}`" for key, only in only_values.items() if raw.get(key, only) != only]
     if not_described:
         raise UserError(f"{kind.model_type} with {', '.join(not_described)} is not described here", hints=[TRACE_HINT])
+    plain, aliased = _values(kind, raw)
+    # transformers sets aliases after it has derived the other fields: T5 with `num_hidden_layers` alone keeps 6 decoder
+    # layers.
+    config = dataclasses.replace(kind(**plain), **aliased)
+    if found := config.problems():
+        raise ImpossibleConfigError(
+            f"config.json of a `{kind.model_type}` model has impossible dimensions", problems=found
+        )
+    return config
+
+
+def _values(kind: type[Config], raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of the family's fields: those under a field's own name, and those under another."""
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     spellings = {name: name for name in fields} | dict(kind.aliases)
@@ -78,14 +91,7 @@ def read_fields(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
         raise ImpossibleConfigError(
             f"config.json of a `{kind.model_type}` model has impossible values", problems=problems
         )
-    # transformers sets aliases after it has derived the other fields: T5 with `num_hidden_layers` alone keeps 6 decoder
-    # layers.
-    config = dataclasses.replace(kind(**plain), **aliased)
-    if found := config.problems():
-        raise ImpossibleConfigError(
-            f"config.json of a `{kind.model_type}` model has impossible dimensions", problems=found
-        )
-    return config
+    return plain, aliased
 
 
 _REFUSED_EVERYWHERE: Mapping[str, Any] = {"per_layer_config": None, "quantization_config": None}
@@ -117,15 +123,17 @@ def _type_problem(value: Any, hint: Any, *, zero: bool) -> str | None:
 def _one_type_problem(value: Any, kind: Any, *, zero: bool) -> str | None:
     if kind is bool:
         return None if isinstance(value, bool) else "must be true or false"
-    if kind is int:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        least = 0 if zero else 1
-        return None if whole and value >= least else f"must be a whole number of at least {least}"
-    if kind is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return None if number and value >= 0 else "must be a number of at least 0"
+    if kind in (int, float):
+        return _number_problem(value, kind, least=0 if zero or kind is float else 1)
     if get_origin(kind) is tuple:
         member = get_args(kind)[0]
         fits = isinstance(value, list | tuple) and all(_one_type_problem(v, member, zero=True) is None for v in value)
         return None if fits else "must be a list"
     return None if isinstance(value, get_origin(kind) or kind) else "is of a wrong type"
+
+
+def _number_problem(value: Any, kind: type[int] | type[float], least: int) -> str | None:
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if is_number and value >= least:
+        return None
+    return f"must be a {'whole number' if kind is int else 'number'} of at least {least}"

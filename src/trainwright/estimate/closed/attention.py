@@ -57,13 +57,14 @@ def kernel_of(
     grouped: bool,
 ) -> str:
     """Return which kernel torch takes (cuda/sdp_utils.cpp, `select_sdp_backend`)."""
-    half = dtype == HALF and (half_kind == "fp16" or capability >= (8, 0))
+    half = dtype == HALF and capability >= (8, 0)
+    efficient = dtype == FP32 or half or (dtype == HALF and half_kind == "fp16")
     same_heads = shape.heads == shape.key_heads
     first = capability[0] in PREFERS_CUDNN
     possible = {
-        "flash": half and capability >= (8, 0) and not masked and shape.head <= 256 and (grouped or same_heads),
-        "efficient": (half or dtype == FP32) and same_heads,
-        "cudnn": half and capability >= (8, 0) and shape.head % 8 == 0 and shape.head <= (256 if first else 128),
+        "flash": half and not masked and shape.head <= 256 and (grouped or same_heads),
+        "efficient": efficient and same_heads,
+        "cudnn": half and shape.head % 8 == 0 and shape.head <= (256 if first else 128),
         "math": True,
     }
     own = ("cudnn", "flash", "efficient", "math") if first else ("flash", "efficient", "math")

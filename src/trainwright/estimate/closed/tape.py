@@ -365,31 +365,34 @@ class Tape:
             if isinstance(node, Leaf):
                 node.gradient = held.pop() if held else None
                 continue
-            edges = node.edges
-            outputs: Any = [None] * len(edges)
-            if held:
-                assert node.backward is not None, "the graph was already run"
-                outputs = list(node.backward(held[0]))
-                for place, edge in enumerate(edges):
-                    if edge is not None and outputs[place] is not None:
-                        outputs[place] = self._validated(outputs[place], edge[1], edge[2])
+            outputs = self._outputs_of(node, held)
             del held
             node.backward = None
-            for place, edge in enumerate(edges):
+            for place, edge in enumerate(node.edges):
                 if edge is None:
                     continue
                 target = edge[0]
                 output, outputs[place] = outputs[place], None
-                if output is not None:
-                    if target in buffers:
-                        self._add(buffers[target], output)
-                    else:
-                        buffers[target] = [output]
+                if output is not None and target in buffers:
+                    self._add(buffers[target], output)
+                elif output is not None:
+                    buffers[target] = [output]
                 del output
                 waiting[target] -= 1
                 if not waiting[target]:
                     count += 1
                     heappush(ready, (-target.order, count, target))
+
+    def _outputs_of(self, node: GraphNode, held: list[Tensor] | None) -> list[Tensor | None]:
+        """The gradients that a node hands on, one for each of its edges; of a node that got none, none."""
+        if not held:
+            return [None] * len(node.edges)
+        assert node.backward is not None, "the graph was already run"
+        outputs = list(node.backward(held[0]))
+        for place, edge in enumerate(node.edges):
+            if edge is not None and outputs[place] is not None:
+                outputs[place] = self._validated(outputs[place], edge[1], edge[2])
+        return outputs
 
     def _validated(self, gradient: Tensor, elements: Size, dtype: int) -> Tensor:
         """`validate_outputs`: a gradient is summed to the shape and cast to the dtype of what it is for."""
