@@ -187,8 +187,6 @@ def _combinations(family: str) -> Iterator[dict[str, Any]]:
     for method, checkpointing, batch, (samples, length), (strategy, ranks) in itertools.product(
         methods, ("none", "non_reentrant"), ("full", "padded"), shapes, strategies
     ):
-        if family in ("mixtral", "qwen2_moe", "qwen3_moe") and method["type"] == "full" and strategy == "single":
-            continue  # torch has no grouped product of fp32 weights that could be traced
         values = {
             "method": method,
             "gradient_checkpointing": checkpointing,

@@ -18,6 +18,9 @@ LORA = {"method": {"type": "lora", "r": 8, "dropout": 0.1}}
 TRAINER: dict[str, Any] = {"recipe": "transformers", "weights": "bf16", "autocast": False, "optimizer": "adamw_foreach"}
 SEQ2SEQ: dict[str, Any] = {"auto_class": "AutoModelForSeq2SeqLM", "target_length": 64}
 
+EXPERTS: dict[str, Any] = LLAMA | {"model_type": "qwen3_moe", "head_dim": 32, "num_experts": 4}
+EXPERTS |= {"moe_intermediate_size": 128, "num_experts_per_tok": 2}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama full, autocast": request(**CPU),
     "llama full, packed, checkpointed, accumulated": request(
@@ -27,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama lora, reentrant, pure bf16 (Trainer)": request(
         **CPU, **LORA, **TRAINER, gradient_checkpointing="reentrant", batch="full"
     ),
+    "experts full, in fp32": request(EXPERTS, **CPU),
     "gpt2 fp32, long": request(GPT2, **CPU, precision="fp32", batch="full", sequence_length=256),
     "t5 full": request(T5, **CPU, **SEQ2SEQ),
     "t5 adafactor, fp32": request(T5, **CPU, **SEQ2SEQ, optimizer="adafactor", precision="fp32"),

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from trainwright.estimate.capabilities import PREFERS_CUDNN
-from trainwright.estimate.trace import engine
+from trainwright.estimate.trace import engine, grouped_products
 
 aten = torch.ops.aten
 
@@ -50,6 +50,7 @@ def register() -> None:
     library.impl("dropout", _dropout, "AutogradCUDA")
     library.impl("one_hot", _one_hot, "AutogradCUDA")
     library.impl("scaled_dot_product_attention", _attention, "AutogradCUDA")
+    grouped_products.register(library)
 
 
 def _never_called(*args: Any, **kwargs: Any) -> None:
