@@ -12,5 +12,6 @@ environment. It needs no GPU, no weights and no network.
     fake_cuda.py, autocast.py, kernels.py, streams.py  torch.cuda on a machine without one
     memo.py           what operators give, remembered    script.py      a user's own script; values.py, weights.py,
                                                          played_gpu.py, played_group.py, saving.py serve it
-    report.py, depths.py  peaks and their parts; two depths instead of all    indexing.py  slices as torch 2.4 made them
+    peaks_report.py   peaks and their parts             indexing.py    slices as torch 2.4 made them
+    depths.py, lengthened.py  two depths instead of all, continued record by record
 """

@@ -41,13 +41,7 @@ def build_config(request: Request, *, layers: int | None = None) -> Any:
         raise UserError(f"config.model_type: transformers {transformers.__version__} knows no `{model_type}`")
     values = {name: value for name, value in request.config.items() if name != "quantization_config"}
     if layers is not None:
-        kind = CONFIG_MAPPING[model_type]
-        for name in ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"):
-            own = getattr(kind, "attribute_map", {}).get(name, name)
-            if own in values:
-                values[own] = layers
-        if values.get("layer_types"):
-            values["layer_types"] = values["layer_types"][:layers]
+        values = _shortened(values, CONFIG_MAPPING[model_type], layers)
     # transformers 5 checks configs with huggingface_hub's dataclasses, whose error is no ValueError.
     refused = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
     try:
@@ -57,6 +51,32 @@ def build_config(request: Request, *, layers: int | None = None) -> Any:
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0  # which token begins a response changes no size
     return config
+
+
+def _shortened(values: dict[str, Any], kind: Any, layers: int) -> dict[str, Any]:
+    """Return a config with fewer layers, and with lists that say something of each layer cut to them."""
+    found = dict(values)
+    names = getattr(kind, "attribute_map", {})
+    full = values.get(names.get("num_hidden_layers", "num_hidden_layers"))
+    for name in ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"):
+        if names.get(name, name) in values:
+            found[names.get(name, name)] = layers
+    for name, value in values.items():
+        if isinstance(value, list) and (name == "layer_types" or (len(value) == full and layers < len(value))):
+            found[name] = value[:layers]
+    inner = values.get("text_config")
+    if isinstance(inner, dict):
+        found["text_config"] = _shortened(inner, kind.sub_configs.get("text_config", kind), layers)
+    return found
+
+
+def parameters_on_meta(request: Request, config: Any) -> int:
+    """Count the parameters of the whole model, built without memory."""
+    import transformers
+
+    with without_initial_values(), torch.device("meta"):
+        model: nn.Module = getattr(transformers, request.auto_class).from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def build_model(request: Request, config: Any) -> nn.Module:

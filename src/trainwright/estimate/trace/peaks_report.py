@@ -12,7 +12,7 @@ from trainwright.estimate.figures import PARTS
 from trainwright.estimate.request import Request
 from trainwright.estimate.script_request import ScriptRequest
 from trainwright.estimate.trace.run import Run
-from trainwright.estimate.trace.tracker import Record, TracePhase, Tracker
+from trainwright.estimate.trace.tracker import Record, Records, TracePhase
 
 SCHEMA_VERSION = 1
 
@@ -67,7 +67,7 @@ def report(request: Request | ScriptRequest, run: Run, versions: dict[str, str])
     return found
 
 
-def training_records(tracker: Tracker) -> list[Record]:
+def training_records(tracker: Records) -> list[Record]:
     """Return what the steps see: memory that the finished model holds, then all that happens in the steps.
 
     Left out is what building it on the GPU took and gave back, as a model is built on the CPU and then moved. A
@@ -104,7 +104,7 @@ def _moved_by_unit(built: dict[int, Record], wrapping: Sequence[Record]) -> list
     return found
 
 
-def part_of_each(tracker: Tracker, records: Sequence[Record]) -> dict[int, str]:
+def part_of_each(tracker: Records, records: Sequence[Record]) -> dict[int, str]:
     """Say of each piece of memory what it is part of: as labelled, or by when it was made and went.
 
     What outlives the pass that made it is an activation (forward) or a gradient (backward: those that FSDP keeps whole

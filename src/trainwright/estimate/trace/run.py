@@ -27,7 +27,7 @@ from trainwright.estimate.trace.model import (
 )
 from trainwright.estimate.trace.optimizers import build_optimizer, state_tensors
 from trainwright.estimate.trace.steps import recipe_of
-from trainwright.estimate.trace.tracker import TracePhase, Tracker
+from trainwright.estimate.trace.tracker import Records, TracePhase, Tracker
 
 STEPS = 2
 
@@ -36,7 +36,7 @@ STEPS = 2
 class Run:
     """What happened; `static_bytes` is what the model and nothing else held before the first step."""
 
-    tracker: Tracker
+    tracker: Records
     parameters: dict[str, int]
     static_bytes: int
     attention: dict[str, int]

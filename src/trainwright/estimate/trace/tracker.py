@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,6 +37,14 @@ class Record(NamedTuple):
     phase: TracePhase
     operator: str
     held: bool = False
+
+
+class Records(Protocol):
+    """What is known of the memory of a run: `records` in order, and the part of a key where it is known."""
+
+    records: list[Record]
+    parts: dict[int, str]
+    operators: int
 
 
 class Tracker(TorchDispatchMode):
