@@ -50,8 +50,17 @@ def plan(
         typer.Option(metavar="TYPE=MODEL", help="With --slurm: what a type of the cluster's is (a100=a100-80gb)."),
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Hold the best layouts to a traced step, some seconds each (needs no GPU).")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--trace/--no-trace",
+            show_default=False,
+            help="Hold the best layouts to a traced step, some seconds each; a model without closed form always is.",
+        ),
+    ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What torch told of the model elsewhere: the file that such a plan named."),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write accelerate, DeepSpeed and torchrun files there.")
     ] = None,
@@ -69,6 +78,7 @@ def plan(
             "--write": write,
             "--goal": goal != "soonest",
             "--trace": trace,
+            "--recording": recording,
         }
         _refuse("do not go with `--slurm`, which ranks the cluster's GPUs by finish time", elsewhere)
         _plan_slurm(
@@ -88,7 +98,15 @@ def plan(
     from trainwright.launch.planning import PlanFlags, plan_job
     from trainwright.plan.explain import explain
 
-    asked = PlanFlags(gpus=gpus, inventory=inventory, goal=goal, samples=samples, tokens_per_sample=tokens, trace=trace)
+    asked = PlanFlags(
+        gpus=gpus,
+        inventory=inventory,
+        goal=goal,
+        samples=samples,
+        tokens_per_sample=tokens,
+        trace=trace,
+        recording=recording,
+    )
     planned, made, amount = plan_job(load_job(job, overrides or ()), asked)
     if as_json:
         document = made.to_json() | {"goal": goal, "claims": planned.claims}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trainwright.errors import UserError
-from trainwright.estimate.traced import traced_memory
+from trainwright.estimate.figures import Memory
+from trainwright.estimate.recorded_traces import RecordedTraces, kept_traces, path_of, read_traces
+from trainwright.estimate.request import Request
+from trainwright.estimate.traced import is_recorded, torch_is_there, traced_memory
+from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.inventory import Device, Inventory
 from trainwright.hardware.inventory_source import asked_inventory, stored_inventory
+from trainwright.hardware.reading import GIB
 from trainwright.hardware.selection import select_devices
 from trainwright.job.loading import LoadedJob
 from trainwright.job.schema import Job
+from trainwright.launch.run_output import tell
 from trainwright.plan.choose import Plan, choose
 from trainwright.plan.confirmed import Tracing
 from trainwright.plan.estimates import Amount
@@ -28,7 +37,9 @@ class PlanFlags:
     goal: str = "soonest"
     samples: int | None = None
     tokens_per_sample: int | None = None
-    trace: bool = False
+    trace: bool | None = None
+    """True: also what has a closed form; False: nothing; None: what has none, where torch or a recording is there."""
+    recording: Path | None = None
 
 
 def plan_job(loaded: LoadedJob, asked: PlanFlags) -> tuple[Job, Plan, Amount]:
@@ -59,10 +70,40 @@ def plan_job(loaded: LoadedJob, asked: PlanFlags) -> tuple[Job, Plan, Amount]:
         samples=asked.samples,
         tokens_per_sample=asked.tokens_per_sample,
         must_fit=True,
-        tracing=Tracing(traced_memory) if asked.trace else None,
+        tracing=tracing_of(asked.trace, asked.recording),
     )
     job, plan = choose(job, given_keys(loaded), devices, wish)
     return job, plan, wish.amount
+
+
+def tracing_of(trace: bool | None, recording: Path | None) -> Tracing | None:
+    """Return how steps are traced: said aloud, as it takes seconds.
+
+    Raises:
+        UserError: the recording cannot be read, or contradicts that nothing is traced.
+    """
+    if trace is False and recording is not None:
+        raise UserError("--recording is of traces, and --no-trace takes none", hints=["leave one of them out"])
+    given = None if recording is None else read_traces(recording)
+    if trace is False or (trace is None and given is None and not torch_is_there()):
+        return None
+    return Tracing(partial(traced_aloud, given=given), 0.0 if trace else math.inf, given)
+
+
+def traced_aloud(request: Request, gpu: GpuSpec | None, given: RecordedTraces | None = None) -> Memory:
+    """Trace a step, and say so: it takes seconds in which nothing else is heard."""
+    if is_recorded(request, given):
+        return traced_memory(request, gpu, given)
+    step = f"{request.strategy}, micro-batch {request.micro_batch_size}"
+    tell(
+        f"Tracing a step of this {request.config.get('model_type')} model ({step}): some seconds, the next plan has it"
+    )
+    began_s = time.monotonic()
+    memory = traced_memory(request, gpu, given)
+    kept = path_of(kept_traces(request.config, request.auto_class))
+    took = f"{memory.device_bytes / GIB:.1f} GiB, traced in {time.monotonic() - began_s:.0f} s"
+    tell(f"  {took}; kept in {kept}, which --recording takes where torch is not")
+    return memory
 
 
 def given_keys(loaded: LoadedJob) -> set[str]:

@@ -11,11 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from trainwright.errors import ExitCode, UserError, not_installed
-from trainwright.estimate.figures import Memory
 from trainwright.estimate.measured_runs import record_run
-from trainwright.estimate.request import Request
-from trainwright.estimate.traced import traced_memory
-from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.inventory import Device, Host, Inventory
 from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.loading import LoadedJob
@@ -28,7 +24,7 @@ from trainwright.launch.own_script.script_run import (
     start_script_here,
     write_script_files,
 )
-from trainwright.launch.planning import devices_here, given_keys
+from trainwright.launch.planning import devices_here, given_keys, traced_aloud
 from trainwright.launch.prepare_run import make_ready, make_ready_with_less_memory, write_run_files
 from trainwright.launch.run_end import RunEnd, telling_end
 from trainwright.launch.run_output import tell
@@ -196,16 +192,10 @@ def plan_on(
         runs_here=True,
         may_leave_idle=may_leave_idle,
         keep=_earlier_layout(RunFolder(Path(job.output_dir) / job.name)),
-        tracing=Tracing(_traced_aloud, from_share=IN_DOUBT),
+        tracing=Tracing(traced_aloud, from_share=IN_DOUBT),
     )
     job, plan = choose(job, given, tuple(devices), wish)
     return job, replace(plan, warnings=(*plan.warnings, *_host_memory_warnings(job, inventory.host)))
-
-
-def _traced_aloud(request: Request, gpu: GpuSpec | None) -> Memory:
-    """Trace a step, and say so: it takes seconds in which nothing else is heard."""
-    tell("By estimate the step nearly fills the GPU: tracing it before the ranks start (some seconds)")
-    return traced_memory(request, gpu)
 
 
 def _earlier_layout(folder: RunFolder) -> Layout | None:

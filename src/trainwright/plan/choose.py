@@ -9,6 +9,7 @@ from typing import Any
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.measured_runs import gpu_model
+from trainwright.estimate.traced import torch_kept_open
 from trainwright.hardware.choice import Choice
 from trainwright.hardware.inventory import Device
 from trainwright.hardware.reading import GIB
@@ -31,7 +32,7 @@ from trainwright.plan.requirements import (
     require_optimizer_fits,
 )
 from trainwright.plan.search import Candidate, Goal, SearchRequest, search, weakest_precision
-from trainwright.plan.traced_rule import traced_by_rule
+from trainwright.plan.traced_rule import TracedRule, traced_by_rule
 from trainwright.plan.tuned import answer_for, setting_of
 from trainwright.plan.wish import Wish
 
@@ -114,6 +115,11 @@ def choose(
         UserError: the job cannot run on these devices, all contradictions at once; or, where it must fit, exit code 3
             with the nearest changes that would.
     """
+    with torch_kept_open():
+        return _choose_tuned(job, given, devices, wish)
+
+
+def _choose_tuned(job: Job, given: Collection[str], devices: tuple[Device, ...], wish: Wish) -> tuple[Job, Plan]:
     settled, plan = _untuned(job, given, devices, wish)
     tuned = answer_for(setting_of(settled, plan.layout, plan.devices), wish.tuned)
     batch = (job.train.micro_batch_size, job.train.gradient_accumulation_steps)
@@ -178,7 +184,9 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
     model = model_of(job)
     sets = _sets(job, devices, wish)
     if kind != "cuda" or isinstance(model, NoEstimate):
-        return _without_search(job, written, sets[-1], wish, sized(job, model))
+        return _without_search(
+            job, written, sets[-1], wish, sized(job, model, None if wish.tracing is None else wish.tracing.given)
+        )
     question = SearchRequest(
         job=job,
         given=written,
@@ -218,12 +226,12 @@ def _without_search(
     job: Job, written: frozenset[str], devices: tuple[Device, ...], wish: Wish, model: NoEstimate
 ) -> tuple[Job, Plan]:
     """Return a layout by rule, held to what it must hold at least, and to a traced step where one is asked for."""
-    kind = devices[0].kind
-    chosen = by_rule(job, written, devices, wish.host, model, must_fit=wish.must_fit, keep=wish.keep, lacks=wish.lacks)
-    estimate: Estimate | None = None
-    traces: tuple[str, ...] = ()
-    if wish.tracing is not None and not wish.tracing.from_share and kind == "cuda" and chosen.least is not None:
-        chosen, estimate, traces = traced_by_rule(job, model, chosen, devices, wish.tracing)
+    kind, tracing = devices[0].kind, wish.tracing
+    ways = by_rule(job, written, devices, wish.host, model, must_fit=wish.must_fit, keep=wish.keep, lacks=wish.lacks)
+    found = TracedRule(ways[0], None, ())
+    if tracing is not None and kind == "cuda" and ways[0].least is not None and ways[0].layout != wish.keep:
+        found = traced_by_rule(job, model, ways, devices, tracing, must_fit=wish.must_fit)
+    chosen = found.chosen
     precision = weakest_precision(job, devices)
     choices = chosen.choices | {
         "resources.precision": Choice(precision.value, precision.reason),
@@ -231,9 +239,9 @@ def _without_search(
     }
     warnings = [precision.warning] if precision.warning else []
     settled, plan = _finished(
-        job, chosen.layout, choices, warnings, devices, estimate=estimate, no_estimate=chosen.why_no_estimate
+        job, chosen.layout, choices, warnings, devices, estimate=found.estimate, no_estimate=chosen.why_no_estimate
     )
-    return settled, dataclasses.replace(plan, least=chosen.least, traces=traces)
+    return settled, dataclasses.replace(plan, least=chosen.least, traces=found.traces)
 
 
 def _sets(job: Job, devices: tuple[Device, ...], wish: Wish) -> list[tuple[Device, ...]]:

@@ -14,6 +14,7 @@ from trainwright.errors import UserError
 from trainwright.estimate.calibration import Basis
 from trainwright.estimate.closed import replayed
 from trainwright.estimate.figures import Memory
+from trainwright.estimate.recorded_traces import RecordedTraces
 from trainwright.estimate.request import Request
 from trainwright.hardware.catalog import GpuSpec
 from trainwright.hardware.reading import GIB
@@ -33,10 +34,12 @@ MICRO_STEPS = 2
 
 @dataclass(frozen=True)
 class Tracing:
-    """How steps are traced, and from which share of a GPU on a layout is."""
+    """How steps are traced, and from which share of a GPU on a layout is that has a closed form; others always are."""
 
     memory: Callable[[Request, GpuSpec | None], Memory]
     from_share: float = 0.0
+    given: RecordedTraces | None = None
+    """What torch told of the model elsewhere."""
 
 
 def confirmed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from trainwright.anatomy.parameters import trainable_parameters
 from trainwright.anatomy.quantized import quantized_matrices
 from trainwright.anatomy.weight_shapes import ModelShapes, shapes_in_files, shapes_of_anatomy
 from trainwright.errors import ExitCode, UserError
+from trainwright.estimate.recorded_traces import RecordedTraces
 from trainwright.estimate.traced import shapes_on_meta, torch_is_there
 from trainwright.job.schema import BUILT_IN_TASKS, Job, TrainTokenizer
 from trainwright.model_folder import CONFIG, read_model_config, require_plain, require_whole
@@ -86,11 +86,11 @@ def require_model(job: Job) -> None:
         raise found.missing
 
 
-def sized(job: Job, found: PlannedModel | NoEstimate) -> NoEstimate:
+def sized(job: Job, found: PlannedModel | NoEstimate, given: RecordedTraces | None = None) -> NoEstimate:
     """Return a model that is not estimated with its parameters, from what there is to read them from.
 
-    A description comes first, then transformers (in a process of its own, where torch is installed), then the headers
-    or the index of safetensors files.
+    A description comes first, then what was `given` of it, then transformers (in a process of its own, where torch is
+    installed), then the headers or the index of safetensors files.
     """
     if isinstance(found, PlannedModel):
         reason = "activations and time are estimated for NVIDIA GPUs"
@@ -98,9 +98,9 @@ def sized(job: Job, found: PlannedModel | NoEstimate) -> NoEstimate:
     if found.config is None:
         return found
     refused = None
-    if torch_is_there() and found.config.get("quantization_config") is None:
+    if given is not None or (torch_is_there() and found.config.get("quantization_config") is None):
         try:
-            shapes = _built(json.dumps(found.config, sort_keys=True), AUTO_CLASSES[job.task])
+            shapes = shapes_on_meta(found.config, AUTO_CLASSES[job.task], given)
             return NoEstimate(reason=found.reason, config=found.config, shapes=shapes)
         except UserError as error:
             refused = error if error.exit_code is not ExitCode.FAILED else None
@@ -109,11 +109,6 @@ def sized(job: Job, found: PlannedModel | NoEstimate) -> NoEstimate:
     if shapes_in is not None and refused is None:
         return NoEstimate(reason=found.reason, config=found.config, shapes=shapes_in)
     return NoEstimate(reason=found.reason, config=found.config, missing=_unsized(job, found, refused))
-
-
-@cache
-def _built(config: str, auto_class: str) -> ModelShapes:
-    return shapes_on_meta(json.loads(config), auto_class)
 
 
 def _unsized(job: Job, found: NoEstimate, refused: UserError | None) -> UserError:

@@ -90,8 +90,8 @@ def by_rule(
     must_fit: bool,
     keep: Layout | None,
     lacks: Sequence[str],
-) -> Unestimated:
-    """Return the simplest layout by rule that holds what it must, or `keep` where it is among them.
+) -> list[Unestimated]:
+    """Return the layouts by rule that hold what they must, the simplest first, or `keep` where it is among them.
 
     Where none does, or nothing is known, one is returned all the same, unless it `must_fit`. The strategies that
     `lacks` names are taken only where nothing else holds the model.
@@ -103,20 +103,20 @@ def by_rule(
     if model.shapes is None:
         if must_fit and model.missing is not None and job.script is None:
             raise model.missing
-        return _of_unknown_size(job, given, devices, model.reason)
+        return [_of_unknown_size(job, given, devices, model.reason)]
     try:
         found = _layouts(job, given, devices, host, model)
     except _NotKnownError as error:
         if must_fit:
             raise error.missing from None
-        return _of_unknown_size(job, given, devices, error.missing.message)
+        return [_of_unknown_size(job, given, devices, error.missing.message)]
     kept = [one for one in found if one.layout == keep]
     usable = kept or _with_libraries([one for one in found if one.fits], lacks)
     if usable:
-        return usable[0]
+        return usable
     if must_fit:
         raise _nothing_fits(job, given, devices, host, model, found)
-    return min(_with_libraries(found, lacks), key=lambda one: 0 if one.least is None else one.least.total_bytes)
+    return [min(_with_libraries(found, lacks), key=lambda one: 0 if one.least is None else one.least.total_bytes)]
 
 
 def _with_libraries(layouts: list[Unestimated], lacks: Sequence[str]) -> list[Unestimated]:

@@ -2,7 +2,9 @@
 
 REQUEST.json holds one request, or a list of them, which gives a list and imports the libraries once; in a list a
 request that cannot be traced gives `{"error": ...}` in its place. An object with a `script`
-(estimate/script_request.py) runs a user's own training script; what that prints goes to stderr.
+(estimate/script_request.py) runs a user's own training script; what that prints goes to stderr. With `-` in place of a
+file each line of stdin is a question, `{"request": ...}` or `{"shapes": {"config": ..., "auto_class": ...}}`, and is
+answered by a line.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainwright.errors import ExitCode, UserError
 from trainwright.estimate.request import Request
@@ -28,6 +30,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m trainwright.estimate.trace.answer REQUEST.json", file=sys.stderr)
         return ExitCode.USAGE
+    if arguments[0] == "-":
+        return _answer_lines()
     data = json.loads(Path(arguments[0]).read_text())
     exit_code = ExitCode.DONE
     try:
@@ -43,6 +47,32 @@ def main(arguments: list[str]) -> int:
     json.dump(answer, sys.stdout)
     print()
     return exit_code
+
+
+def _answer_lines() -> int:
+    with _prints_to_stderr() as figures:
+        for line in sys.stdin:
+            figures.write(json.dumps(_answer_to(json.loads(line))) + "\n")
+            figures.flush()
+    return ExitCode.DONE
+
+
+def _answer_to(question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if "shapes" in question:
+            from trainwright.estimate.trace.shapes_on_meta import shapes
+
+            _without_network()
+            return shapes(**question["shapes"])
+        return _answer(Request.parse(question["request"]))
+    except UserError as error:
+        return _as_data(error)
+    except Exception as error:  # noqa: BLE001 - whatever a model's own code raises
+        return {"broken": _in_a_line(error)}
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
 
 
 def _answers(data: Sequence[Any]) -> list[dict[str, Any]]:
@@ -63,6 +93,8 @@ def _answer_or_error(request: Request) -> dict[str, Any]:
         return _traced(request)
     except UserError as error:
         return _as_data(error)
+    except Exception as error:  # noqa: BLE001 - whatever a model's own code raises: the others are answered all the same
+        return {"error": _in_a_line(error), "problems": [], "hints": []}
 
 
 def _as_data(error: UserError) -> dict[str, Any]:
@@ -94,17 +126,16 @@ def _answer_of_script(request: ScriptRequest) -> dict[str, Any]:
 
 
 @contextmanager
-def _prints_to_stderr() -> Iterator[None]:
-    """Stdout is for the figures: what a script prints, or a process of its, goes to stderr meanwhile."""
+def _prints_to_stderr() -> Iterator[TextIO]:
+    """Yield what stdout was, which is for the figures: what a script prints, or a process of its, goes to stderr."""
     sys.stdout.flush()
-    figures = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(figures, 1)
-        os.close(figures)
+    with os.fdopen(os.dup(1), "w") as figures:
+        os.dup2(2, 1)
+        try:
+            yield figures
+        finally:
+            sys.stdout.flush()
+            os.dup2(figures.fileno(), 1)
 
 
 def _traced(request: Request) -> dict[str, Any]:
@@ -120,11 +151,15 @@ def _traced(request: Request) -> dict[str, Any]:
     return answer
 
 
+def _without_network() -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    warnings.filterwarnings("ignore")
+
+
 def _import_libraries(requests: Sequence[Request]) -> None:
     """Import torch and the rest, timed."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    warnings.filterwarnings("ignore")
+    _without_network()
     if all(request.method.type != "qlora" for request in requests):
         # peft imports it where it is there, and it takes as long as torch; None says that it is not.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]

@@ -1,41 +1,16 @@
-"""Entry: `python -m trainwright.estimate.trace.shapes_on_meta QUESTION.json` prints a model's parameters as JSON.
-
-QUESTION.json holds `config`, the content of a config.json, and `auto_class`. The model is built without memory, on
-torch's meta device.
-"""
+"""A model's parameters, counted without memory on torch's meta device."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ExitCode, UserError
+from trainwright.errors import UserError
 from trainwright.estimate.request import Request
 from trainwright.framework_imports import collector_at_rest
 
 
-def main(arguments: list[str]) -> int:
-    """Answer one question; a UserError is in the answer and is the exit code."""
-    data = json.loads(Path(arguments[0]).read_text())
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    warnings.filterwarnings("ignore")
-    exit_code = ExitCode.DONE
-    try:
-        answer: dict[str, Any] = shapes(data["config"], data["auto_class"])
-    except UserError as error:
-        answer = {"error": error.message, "problems": error.problems, "hints": error.hints}
-        exit_code = error.exit_code
-    json.dump(answer, sys.stdout)
-    print()
-    return exit_code
-
-
 def shapes(config: dict[str, Any], auto_class: str) -> dict[str, Any]:
-    """Return the shape of each parameter by name, the names of those of linear layers, and transformers' version.
+    """Return the shape of each parameter by name, the names of those of linear layers.
 
     Raises:
         UserError: transformers refuses the config, or does not know the model.
@@ -64,9 +39,4 @@ def shapes(config: dict[str, Any], auto_class: str) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "linear": [name for name in linear if name in parameters],
-        "version": transformers.__version__,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
