@@ -331,6 +331,9 @@ def real_steps(path: Path) -> list[dict[str, Any]]:
     prepare(with_adapters=True)
     found: list[dict[str, Any]] = []
     for request in json.loads(path.read_text()):
+        print(
+            f"really run: {request['config']['model_type']}, {request['method']['type']}", file=sys.stderr, flush=True
+        )
         try:
             found.append(peaks_of(request))
         except Exception as error:  # noqa: BLE001 - whatever a model's own code raises
@@ -358,7 +361,7 @@ def _run(script: list[str], requests: list[dict[str, Any]]) -> list[dict[str, An
         json.dump(requests, file)
         file.flush()
         command = [sys.executable, *script, file.name]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
