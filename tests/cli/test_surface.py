@@ -79,6 +79,7 @@ SURFACE = {
         "--samples",
         "--tokens-per-sample",
         "--trace",
+        "--recording",
         "--slurm",
         "--partition",
         "--account",

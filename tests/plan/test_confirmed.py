@@ -201,7 +201,7 @@ def test_train_traces_a_step_that_nearly_fills_the_gpu(tmp_path: Path, capsys: p
     inventory = parse_inventory("rtx-3060-12gb:1,host=64gib")
     loaded = load_job(str(tmp_path / "job.yaml"), ())
     _, plan = plan_on(loaded.job, {"data.path"}, inventory, inventory.devices, may_leave_idle=True)
-    assert "tracing it before the ranks start" in capsys.readouterr().err
+    assert "Tracing a step of this qwen2 model" in capsys.readouterr().err
     taken = f"{plan.layout.micro_batch_size} x {plan.layout.gradient_accumulation_steps}"
     assert any(taken in trace and "needs" not in trace for trace in plan.traces)
 

@@ -73,8 +73,10 @@ def attention(step: StepPass, layer: Layer, hidden: Tensor, shared: Shared, norm
         q = norm(tape, layer[f"self_attn.{names.query}"], q)
         k = norm(tape, layer[f"self_attn.{names.key}"], k)
     p = DROPOUT if layer.dropout and family.drops_attention else 0.0
-    attended = attend(step, q, k, v, mask, shape, softcap=family.softcapped, dropout=p)
-    return step.linear(layer["self_attn.o_proj"], attended)
+    # The result of attention has no name in `LlamaAttention.forward` that would outlive queries, keys and values.
+    return step.linear(
+        layer["self_attn.o_proj"], attend(step, q, k, v, mask, shape, softcap=family.softcapped, dropout=p)
+    )
 
 
 def _projected(step: StepPass, layer: Layer, hidden: Tensor, path: str, normed: str | None, count: int) -> Tensor:
