@@ -57,7 +57,19 @@ def test_what_is_not_known_is_null_in_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a100-80gb:0", "a100-80gb:2:2", "a100-80gb=2", "host=16gib", "h100:8x0", ",", "t4:x2"]
+    "text",
+    [
+        "",
+        "a100-80gb:0",
+        "a100-80gb:2:2",
+        "a100-80gb=2",
+        "host=16gib",
+        "h100:8x0",
+        ",",
+        "t4:x2",
+        "h100:65",
+        "h100:8x1025",
+    ],
 )
 def test_text_that_is_no_inventory_is_refused(text: str) -> None:
     with pytest.raises(UserError):

@@ -15,6 +15,7 @@ from trainwright.job.preset import GUIDES
 from trainwright.job.schema import PLANNED_TASKS, Job
 from trainwright.plan.choose import Plan, choose
 from trainwright.plan.requirements import require_runnable
+from trainwright.plan.wish import Wish
 
 CPU = (Device(kind="cpu", name="a processor"),)
 
@@ -217,3 +218,16 @@ def test_adapters_without_a_saved_base_are_refused(method: str) -> None:
     assert f"method.type={method}" in said
     assert "model.from_scratch has none" in said
     assert "train it first with method.type=full" in said
+
+
+def test_host_memory_that_nobody_said_is_held_to_what_is_usual() -> None:
+    """Twice the memory of the node's GPUs; where a size is named there is nothing to assume."""
+    for gpus, name, is_warned in (
+        ("h100:8", "meta-llama/Llama-3.1-405B", True),
+        ("h100:8,host=20000gib", "meta-llama/Llama-3.1-405B", False),
+        ("rtx-3060-12gb:1", "Qwen/Qwen2.5-0.5B", False),
+    ):
+        inventory = parse_inventory(gpus)
+        made = choose(job(model={"name": name}), set(), inventory.devices, Wish(host=inventory.host))[1]
+        warned = [warning for warning in made.warnings if "host memory" in warning]
+        assert [("1,274 GiB is usual (assumed" in warning) for warning in warned] == [True] * is_warned

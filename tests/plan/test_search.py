@@ -76,7 +76,7 @@ def test_checkpointing_and_micro_batch_follow_the_memory(job: str) -> None:
     large, small = planned(job, "h200:1"), planned(job, "rtx-4090:1")
     assert not large.layout.gradient_checkpointing and small.layout.gradient_checkpointing
     assert large.layout.micro_batch_size > small.layout.micro_batch_size
-    assert re.search(r"needs \d+\.\d GiB, 23\.5 there are", small.choices["train.gradient_checkpointing"].reason)
+    assert re.search(r"needs \d+\.\d GiB; 23\.5 GiB available", small.choices["train.gradient_checkpointing"].reason)
 
 
 def test_what_the_user_gave_is_kept(job: str) -> None:
@@ -88,7 +88,7 @@ def test_what_the_user_gave_is_kept(job: str) -> None:
 def test_every_plan_says_what_was_rejected_with_the_figures(job: str) -> None:
     text = told(job, "rtx-3060-12gb:4,host=128gib")
     rejected = text[text.index("Does not fit") :]
-    assert re.search(r"NVIDIA GeForce RTX 3060 12 GB, ddp: needs \d+\.\d GiB, 1\d\.\d there are", rejected)
+    assert re.search(r"NVIDIA GeForce RTX 3060 12 GB, ddp: needs \d+\.\d GiB; 1\d\.\d GiB available", rejected)
 
 
 def test_the_plan_fits_with_room_to_spare(job: str) -> None:
@@ -266,7 +266,7 @@ def test_harm_04_what_does_not_fit_with_whole_gradients_reduces_them_in_every_mi
     plan = planned(large, "h100:8x8")
     assert plan.layout.sync_each_micro_batch and plan.layout.gradient_accumulation_steps == 4
     choice = plan.choices["train.sync_each_micro_batch"]
-    assert choice.value is True and re.search(r"1 x 4 needs 2\d\d\.\d GiB, 79\.1 there are", choice.reason)
+    assert choice.value is True and re.search(r"1 x 4 needs 2\d\d\.\d GiB; 79\.1 GiB available", choice.reason)
     assert plan.estimate is not None and plan.estimate.used_share is not None and plan.estimate.used_share < 0.7
     stored = plan.to_json()
     assert stored["layout"]["sync_each_micro_batch"] is True

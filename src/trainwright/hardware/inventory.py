@@ -145,6 +145,9 @@ def _plain(value: object) -> Any:
 _SizedModel: TypeAlias = tuple[catalog.GpuSpec, int | None]
 """A model and, for one that shares the host's memory (`m2-max-64gb`), the size of that memory in bytes."""
 _PART: Final = re.compile(r"^(?P<model>[^:=]+)(?::(?P<count>\d+)(?:x(?P<nodes>\d+))?)?$")
+MOST_GPUS_OF_NODE: Final = 64
+"""Larger nodes are not sold: 16 GPUs in a DGX-2, 32 in one chassis of PCIe switches."""
+MOST_NODES: Final = 1024
 _HOST: Final = re.compile(r"^host=(?P<gib>\d+(?:\.\d+)?)\s*gi?b?$", re.IGNORECASE)
 
 
@@ -190,6 +193,14 @@ def _parse_part(part: str) -> tuple[list[_SizedModel], int | None]:
     count, nodes = (int(match["count"] or 1), int(match["nodes"] or 1)) if match is not None else (0, 0)
     if match is None or not count or not nodes:
         raise UserError(f"`{part}`: write `model`, `model:count`, `model:countxnodes` or `host=16gib`")
+    if count > MOST_GPUS_OF_NODE:
+        several = f"{match['model']}:8x{min(count // 8, MOST_NODES)}"
+        raise UserError(
+            f"`{part}`: a node has at most {MOST_GPUS_OF_NODE} GPUs here",
+            hints=[f"write several nodes as `model:countxnodes`, such as {several}"],
+        )
+    if nodes > MOST_NODES:
+        raise UserError(f"`{part}`: at most {MOST_NODES:,} nodes are planned")
     return [_find_sized(match["model"].strip())] * count, None if match["nodes"] is None else nodes
 
 

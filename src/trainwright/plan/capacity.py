@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.estimate.cuda_overhead import context_bytes
@@ -17,6 +19,10 @@ room to move."""
 APPLE_SHARE = 2 / 3
 """Of its memory that an Apple machine's GPU may have (Metal's recommendedMaxWorkingSetSize): 10.67 of 16 GB, the least
 share that is published (github.com/exo-explore/exo/pull/1672); larger machines give up to 0.84."""
+
+USUAL_HOST_TIMES = 2
+"""Host memory of a node over that of its GPUs: 1.5 times at least, better twice (NVIDIA-Certified Systems Configuration
+Guide, system memory); a DGX H100 has 3.2 times."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +63,16 @@ def room_of(device: Device) -> int | None:
     if device.kind == "cpu":
         return room
     return room - context_bytes(None if device.catalog_key is None else catalog.catalog().gpus[device.catalog_key])
+
+
+def usual_host_bytes(devices: Sequence[Device]) -> int | None:
+    """Return the host memory that a node with these GPUs usually has, None where their memory is not known.
+
+    Of several nodes it is that of the one with the largest GPUs.
+    """
+    by_node: dict[int, int] = defaultdict(int)
+    for device in devices:
+        if device.kind != "cuda" or isinstance(device.memory_total_bytes, NotAvailable):
+            return None
+        by_node[device.node] += device.memory_total_bytes
+    return USUAL_HOST_TIMES * max(by_node.values())

@@ -17,7 +17,7 @@ from trainwright.job.placeholders import names_in
 from trainwright.job.schedule import learning_rate_advice, scaled_learning_rate
 from trainwright.job.schema import Job
 from trainwright.plan.confirmed import confirmed, trace_lines
-from trainwright.plan.estimates import Estimate
+from trainwright.plan.estimates import Estimate, why_host_may_lack
 from trainwright.plan.job_model import NoEstimate, model_of, sized, what_stays_unpacked
 from trainwright.plan.layout import Layout
 from trainwright.plan.least import Least, by_rule
@@ -215,6 +215,8 @@ def _choose(job: Job, given: Collection[str], devices: tuple[Device, ...], wish:
         warnings.append(unpacked)
     if best.why_not is not None:
         warnings.append(f"by estimate this does not fit: {best.why_not}; `trainwright plan` shows what would")
+    if (lacking_host := why_host_may_lack(best.estimate.host, wish.host, devices)) is not None:
+        warnings.append(lacking_host)
     choices = reasons(question, best, ranked) | {"resources.device": Choice(kind, device_reason(job, kind))}
     settled, plan = _finished(
         job, best.layout, choices, warnings, best.devices, estimate=best.estimate, ranked=_best_of_each_way(ranked)

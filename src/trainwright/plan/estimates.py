@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from trainwright.hardware.reading import GIB, NotAvailable
 from trainwright.job.padding import needs_padding_mask
 from trainwright.job.schedule import steps_per_epoch
 from trainwright.job.schema import Job
-from trainwright.plan.capacity import MARGIN, Capacity, capacity_of
+from trainwright.plan.capacity import MARGIN, Capacity, capacity_of, usual_host_bytes
 from trainwright.plan.job_model import AUTO_CLASSES
 from trainwright.plan.layout import Layout
 
@@ -262,8 +263,8 @@ def why_too_big(memory_bytes: int, capacity: Capacity | None) -> str | None:
         return None
     needs, capacity_gib = memory_bytes / GIB, capacity.total_bytes / GIB
     if memory_bytes <= capacity.total_bytes:
-        return f"needs {needs:.1f} GiB of the {capacity_gib:.1f} there are: less than {MARGIN:.0%} would be free"
-    return f"needs {needs:.1f} GiB, {capacity_gib:.1f} there are"
+        return f"needs {needs:.1f} of {capacity_gib:.1f} GiB: less than {MARGIN:.0%} would be free"
+    return f"needs {needs:.1f} GiB; {capacity_gib:.1f} GiB available"
 
 
 def why_too_big_for_host(job: Job, host_memory: HostMemory, host: Host) -> str | None:
@@ -276,8 +277,22 @@ def why_too_big_for_host(job: Job, host_memory: HostMemory, host: Host) -> str |
     if host_memory.node_bytes <= available - free_gib * GIB:
         return None
     return (
-        f"needs {host_memory.node_bytes / GIB:.1f} GiB of host memory, {available / GIB:.1f} there are "
-        f"and {free_gib:g} stay free"
+        f"needs {host_memory.node_bytes / GIB:.1f} GiB of host memory; {available / GIB:.1f} GiB available, "
+        f"of which {free_gib:g} stay free"
+    )
+
+
+def why_host_may_lack(host_memory: HostMemory | None, host: Host, devices: Sequence[Device]) -> str | None:
+    """Return a warning where a node's memory is not known and a layout needs more than such a node usually has."""
+    known = (host.memory_available_bytes, host.memory_total_bytes)
+    usual = usual_host_bytes(devices)
+    if host_memory is None or usual is None or not all(isinstance(size, NotAvailable) for size in known):
+        return None
+    if host_memory.node_bytes <= usual:
+        return None
+    return (
+        f"needs {host_memory.node_bytes / GIB:,.0f} GiB of host memory on each node; how much there is, is unknown, "
+        f"and {usual / GIB:,.0f} GiB is usual (assumed: twice the GPUs' memory). Say it: --gpus '...,host=512gib'"
     )
 
 
