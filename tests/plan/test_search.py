@@ -106,7 +106,7 @@ def test_nothing_fits_names_the_nearest_changes(job: str) -> None:
     assert error.exit_code is ExitCode.NO_PLAN_FITS
     assert len(error.hints) == 3
     assert all(re.search(r": \d+\.\d of \d+\.\d GiB", hint) for hint in error.hints)
-    assert any("needs" in problem and "there are" in problem for problem in error.problems)
+    assert any("needs" in problem and "available" in problem for problem in error.problems)
     overrides = [word for hint in error.hints for word in re.findall(r"\((method\.\S+)\)", hint)]
     assert overrides
     for override in overrides:
