@@ -16,8 +16,10 @@ from trainwright.out_of_memory import ALLOCATOR_VARIABLES
 
 # Several files are tested at once, each with processes of its own. OpenMP reads this when torch is first imported.
 os.environ.update(waiting_policy())
-# Under nohup it is ignored, which every child would inherit, and closing its terminal would stop none.
+# Under nohup the one is ignored, in a background job of a script the other. Children would inherit that, and neither
+# would stop them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
