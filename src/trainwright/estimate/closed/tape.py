@@ -353,6 +353,7 @@ class Tape:
         del gradient
         count = 0
         ready: list[tuple[int, int, GraphNode]] = [(-root.order, count, root)]
+        outputs: list[Tensor | None]
         while ready:
             node = heappop(ready)[2]
             if node.hook is not None:
@@ -365,6 +366,7 @@ class Tape:
             if isinstance(node, Leaf):
                 node.gradient = held.pop() if held else None
                 continue
+            outputs = []  # a gradient that nobody wanted of the node before goes before this one computes
             outputs = self._outputs_of(node, held)
             del held
             node.backward = None
