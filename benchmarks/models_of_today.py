@@ -7,7 +7,8 @@ its parameters counted by transformers on the meta device, held to the published
 shrunken to four layers, traced for the CPU and run there on real tensors under the same tracker; where there is a
 closed form it is held to the trace of the same step on a GPU. `--write` replaces results/models_of_today.json.
 
-Dimensions and published numbers, with their sources, are in data/models_of_today.json and in the product's catalogue.
+Dimensions and published numbers are in data/models_of_today.json and in the product's catalogue. Most of the former are
+recalled and were not looked up, as each says: that they give the number to its printed digits is what speaks for them.
 Exits with 1 where a plan's parameters are not those of the model, where a chosen layout cannot hold what it must, or
 where memory is off by more than 1 %.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from trace_steps import answers_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -254,9 +256,9 @@ def all_steps(models: dict[str, Any]) -> list[dict[str, Any]]:
     asked = [step for step in map(_step, _one_each(models).items()) if step is not None]
     requests = [(name, method, request | {"method": {"type": method}}) for name, request in asked for method in METHODS]
     data = [request for _, _, request in requests]
-    traced = _run(["-m", "trainwright.estimate.trace.answer"], data)
-    real = _run([__file__, "--real"], data)
-    on_gpu = _run(["-m", "trainwright.estimate.trace.answer"], [request | {"device": "cuda"} for request in data])
+    traced = answers_of(["-m", "trainwright.estimate.trace.answer"], data)
+    real = answers_of([__file__, "--real"], data)
+    on_gpu = answers_of(["-m", "trainwright.estimate.trace.answer"], [request | {"device": "cuda"} for request in data])
     rows = []
     for (name, method, request), answer, measured, cuda in zip(requests, traced, real, on_gpu, strict=True):
         row: dict[str, Any] = {"model": name, "family": request["config"]["model_type"], "method": method}
@@ -353,17 +355,6 @@ def _closed(request: dict[str, Any], traced: dict[str, Any]) -> dict[str, Any]:
     except UserError:
         return {}
     return {"closed_error_pct": 100 * (peak.allocated_bytes / traced["peak"]["allocated_bytes"] - 1)}
-
-
-def _run(script: list[str], requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(requests, file)
-        file.flush()
-        command = [sys.executable, *script, file.name]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
 
 
 def is_off(row: dict[str, Any]) -> bool:

@@ -125,8 +125,8 @@ def main() -> int:
     as_json = parser.parse_args().json
     shape = {"micro_batch_size": 4, "sequence_length": 256, "device": "cpu"}
     requests = [{"config": config, **shape, **options} for config, options in CASES.values()]
-    traced = _run(["-m", "trainwright.estimate.trace.answer"], requests)
-    real = _run([str(ROOT / "tests/estimate/real_steps.py")], requests)
+    traced = answers_of(["-m", "trainwright.estimate.trace.answer"], requests)
+    real = answers_of([str(ROOT / "tests/estimate/real_steps.py")], requests)
     rows = []
     for name, answer, measured in zip(CASES, traced, real, strict=True):
         peak = max(phase["requested_bytes"] for phase in answer["phases"])
@@ -145,7 +145,8 @@ def main() -> int:
     return int(any(abs(row["error_pct"]) > LIMIT_PCT for row in rows))
 
 
-def _run(script: list[str], requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def answers_of(script: list[str], requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a script, or a module behind `-m`, answers to requests in a file."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(requests, file)
