@@ -157,7 +157,11 @@ def table(compared: dict[str, Any]) -> str:
         ),
     ]
     if inside := compared["in_range_today"]:
-        lines.append(f"steps within the range that is predicted today: {sum(inside)} of {len(inside)}")
+        errors = [error for row in compared["rows"] if (error := row["errors_pct"]["time_today"]["step_s"]) is not None]
+        lines.append(
+            f"steps within the range that is predicted today: {sum(inside)} of {len(inside)}, "
+            f"median {median(errors):+.1f}% with its sign"
+        )
     lines += [f"not compared: {name}: {reason}" for name, reason in compared["not_compared"].items()]
     return "\n".join(lines)
 
